@@ -118,8 +118,8 @@ class Completion:
         """The position of the newest token inside the window."""
         return len(self.ids) - 1 - self._window_start
 
-    def take(self, token: int, logprob: float | None) -> None:
-        """Append the chosen token, and end the completion where a rule applies."""
+    def take(self, token: int, logprob: float | None) -> str:
+        """Append the chosen token, and end the completion where a rule applies. Returns the text that became final."""
         settings = self._settings
         self.ids.append(token)
         if logprob is not None:
@@ -140,6 +140,7 @@ class Completion:
                 self.finish_reason = "stop"
         if self._on_token is not None:
             self._on_token(self.row, self.sample, token, piece)
+        return piece
 
     def interrupt(self) -> None:
         """End the completion here, after an interrupt by the user."""

@@ -61,6 +61,8 @@ static float weigh(float *scores, long count) {
     return total == 0 ? 1 : total;
 }
 
+INLINE long keys_of(const struct attention *a, long b) { return a->lengths ? a->lengths[b] : a->num_keys; }
+
 /* Where the key or value of slot s of row b and a head begins; `strides` are those of k or v. */
 INLINE const char *slot(const struct attention *a, const void *numbers, const long *strides, long b, long head, long s,
                         int wide) {
@@ -74,7 +76,7 @@ INLINE void mix(const struct attention *a, long b, long head, long from, const f
     floats sum[MOST_SUMS / FLOATS];
     float numbers[MOST_SUMS];
     UNROLL for (int i = 0; i < size / FLOATS; i++) sum[i] = (floats){0};
-    for (long s = 0; s < a->num_keys; s++) {
+    for (long s = 0, count = keys_of(a, b); s < count; s++) {
         if (weights[s] == 0) continue; /* a slot that no query sees may hold anything */
         const char *value = at(slot(a, a->v, a->v_strides, b, head, s, wide), from, wide);
         UNROLL for (int i = 0; i < size / FLOATS; i++) sum[i] += weights[s] * floats_at(value, i * FLOATS, wide);
@@ -90,7 +92,7 @@ INLINE void mix(const struct attention *a, long b, long head, long from, const f
 INLINE void mix_rest(const struct attention *a, long b, long head, long from, const float *weights, float rate,
                      long size, char *out, int wide) {
     float sum[LANES] = {0};
-    for (long s = 0; s < a->num_keys; s++) {
+    for (long s = 0, count = keys_of(a, b); s < count; s++) {
         if (weights[s] == 0) continue;
         const char *value = at(slot(a, a->v, a->v_strides, b, head, s, wide), from, wide);
         for (long i = 0; i < size; i++) sum[i] += weights[s] * number(value, i, wide);
@@ -101,7 +103,7 @@ INLINE void mix_rest(const struct attention *a, long b, long head, long from, co
 /* Prefetch what query head h of row b will read: its keys and values lie apart from those of the previous head. */
 INLINE void ask_for(const struct attention *a, long b, long h, int wide) {
     long head = h / (a->heads / a->kv_heads), size = wide ? sizeof(float) : sizeof(bf16);
-    for (long s = 0; s < least(a->num_keys, MOST_ASKED); s++) {
+    for (long s = 0, count = least(keys_of(a, b), MOST_ASKED); s < count; s++) {
         const char *key = slot(a, a->k, a->k_strides, b, head, s, wide);
         const char *value = slot(a, a->v, a->v_strides, b, head, s, wide);
         for (long i = 0; i < a->head_dim * size; i += LINE) __builtin_prefetch(key + i);
@@ -111,18 +113,18 @@ INLINE void ask_for(const struct attention *a, long b, long h, int wide) {
 
 /* One query head of one row; `scores` has room for the keys in whole vectors. */
 INLINE void one(const struct attention *a, long b, long h, long t, float *scores, int wide) {
-    long head = h / (a->heads / a->kv_heads);
+    long head = h / (a->heads / a->kv_heads), count = keys_of(a, b);
     const char *q = at(a->q, b * a->q_strides[0] + h * a->q_strides[1] + t * a->q_strides[2], wide);
     const long *m = a->mask_strides, *n = a->bias_strides;
     const uint8_t *mask = a->mask ? a->mask + b * m[0] + h * m[1] + t * m[2] : 0;
     const float *bias = a->bias ? a->bias + b * n[0] + h * n[1] + t * n[2] : 0;
-    for (long s = 0; s < a->num_keys; s++) {
+    for (long s = 0; s < count; s++) {
         const char *key = slot(a, a->k, a->k_strides, b, head, s, wide);
         int seen = !mask || mask[s * m[3]];
         scores[s] = seen ? dot(q, key, a->head_dim, wide) * a->scale + (bias ? bias[s * n[3]] : 0) : -INFINITY;
     }
-    long whole = in_lanes(a->num_keys);
-    for (long s = a->num_keys; s < whole; s++) scores[s] = -INFINITY;
+    long whole = in_lanes(count);
+    for (long s = count; s < whole; s++) scores[s] = -INFINITY;
     float rate = 1 / weigh(scores, whole);
     char *out = (char *)at(a->out, ((b * a->num_queries + t) * a->heads + h) * a->value_dim, wide);
     long i = 0;
@@ -141,7 +143,7 @@ INLINE void head_of(const struct attention *a, long i, float *scores, int wide) 
 
 /* The new keys and values of row b. */
 INLINE void append(const struct attention *a, long b, int wide) {
-    long size = wide ? sizeof(float) : sizeof(bf16), last = a->num_keys - 1;
+    long size = wide ? sizeof(float) : sizeof(bf16), last = keys_of(a, b) - 1;
     for (long head = 0; head < a->kv_heads; head++) {
         const char *key = at(a->k, b * a->k_strides[0] + head * a->k_strides[1] + last * a->k_strides[2], wide);
         const char *value = at(a->v, b * a->v_strides[0] + head * a->v_strides[1] + last * a->v_strides[2], wide);

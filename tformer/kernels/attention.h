@@ -13,6 +13,7 @@ struct attention {
     const void *new_k, *new_v; /* [rows, kv_heads, head_dim or value_dim], heads together: first written as the last key
                                   and value of each row; NULL: none */
     const int32_t *origins; /* [rows, num_keys]: the row of k and v that holds a row's key and value; NULL: its own */
+    const int32_t *lengths; /* [rows]: the keys that a row has, at most num_keys; NULL: all */
     void *out;              /* [rows, num_queries, heads, value_dim], together */
     long new_stride, origin_stride; /* from row to row of new_k and new_v, and of origins */
     long rows, heads, kv_heads, num_queries, num_keys, head_dim, value_dim;

@@ -174,11 +174,13 @@ class AttentionStep:
         length: int,
         mask: Tensor | None,
         origins_BS: Tensor | None = None,
+        lengths_B: Tensor | None = None,
     ) -> Tensor:
         """[B, 1, H v]. qkv: the product of the fused projection, contiguous; keys, values: the cache's storage.
 
         length: slots in use, the new one included. mask: bool, broadcastable to [B, H, 1, length]. origins: int32, the
-        row of the storage that holds each slot of a row, its own for the new slot; None: its own for all.
+        row of the storage that holds each slot of a row, its own for the new slot; None: its own for all. lengths:
+        int32, the slots of each row in use, the new one included; None: `length` in all.
         """
         a, wide = self._call.arguments, WIDE[qkv_B1x.dtype]
         rows, itemsize = qkv_B1x.shape[0], 4 if wide else 2
@@ -203,6 +205,8 @@ class AttentionStep:
             assert origins_BS.dtype == torch.int32 and origins_BS.stride(1) == 1
             assert len(origins_BS) == rows and origins_BS.shape[1] >= length
             a.origins, a.origin_stride = origins_BS.data_ptr(), origins_BS.stride(0)
+        assert lengths_B is None or (lengths_B.dtype == torch.int32 and len(lengths_B) == rows)
+        a.lengths = _address(lengths_B)
         _check(self._attend(self._address, torch.get_num_threads()))
         if (tape := RECORDED.tape) is not None:
             tape.add_attention(a, qkv=qkv_B1x, out=out)

@@ -78,7 +78,7 @@ class AttentionArguments(ctypes.Structure):
     """`struct attention` of attention.h."""
 
     _fields_ = [
-        *((name, POINTER) for name in ("q", "k", "v", "mask", "bias", "new_k", "new_v", "origins", "out")),
+        *((name, POINTER) for name in ("q", "k", "v", "mask", "bias", "new_k", "new_v", "origins", "lengths", "out")),
         *((name, LONG) for name in ("new_stride", "origin_stride")),
         *((name, LONG) for name in ("rows", "heads", "kv_heads", "num_queries", "num_keys", "head_dim", "value_dim")),
         ("q_strides", LONG * 3),

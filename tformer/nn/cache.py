@@ -88,6 +88,7 @@ class LayerCache:
     Attributes:
         read_by_kernel: whether the last slots were added by `extend`: its callers follow `origins_BC`.
         origins_BC: int32 [B, C], the row of the storage that holds each slot of a row; None: its own.
+        lengths_B: int32 [B], the slots of each row in use, the new one included (`RowCache`); None: `length` in all.
         kernel_step: the kernel's arguments for the next slot, which attention makes in its first step and keeps here.
     """
 
@@ -109,6 +110,7 @@ class LayerCache:
         self.capacity, self.length = capacity, 0
         self.read_by_kernel = False
         self.origins_BC: Tensor | None = None
+        self.lengths_B: Tensor | None = None
         self.kernel_step: AttentionStep | None = None
 
     @property
@@ -125,8 +127,12 @@ class LayerCache:
         start = self.length
         keys, values, end = self.extend(k_BKTh.shape[2])
         self.read_by_kernel = False
-        keys[:, :, start:end] = k_BKTh
-        values[:, :, start:end] = v_BKTv
+        if self.lengths_B is not None:
+            newest = torch.arange(len(keys), device=keys.device), slice(None), self.lengths_B - 1
+            keys[newest], values[newest] = k_BKTh[:, :, 0], v_BKTv[:, :, 0]
+        else:
+            keys[:, :, start:end] = k_BKTh
+            values[:, :, start:end] = v_BKTv
         return keys[:, :, :end], values[:, :, :end]
 
     def extend(self, count: int = 1) -> tuple[Tensor, Tensor, int]:
@@ -137,6 +143,11 @@ class LayerCache:
             self._keys, self._values = self._with_room(self.keys, end), self._with_room(self.values, end)
         self.length, self.read_by_kernel = end, True
         return self.keys, self.values, end
+
+    def use_rows(self, keys: Tensor, values: Tensor, lengths_B: Tensor, *, length: int) -> None:
+        """Use rows of a memory that the caller owns, of which `lengths_B` slots are in use, `length` at most."""
+        self._keys, self._values = _Storage(keys), _Storage(values)
+        self.lengths_B, self.length = lengths_B, length
 
     def select_rows(self, index: Tensor, *, capacity: int | None = None, spares: Spares | None = None) -> None:
         """Row i becomes what row index[i] was, with room for `capacity` slots (None: as before)."""
@@ -256,7 +267,10 @@ class ModelCache:
     encoder_mask: bool [B / b, S_source] or None, kept here because it is reordered with the rows.
     beams: rows per sentence, 1 before `fan_out`. padded: whether any slot may be padding.
     kernels: those of the model; they repeat recorded steps.
+    has_lengths: whether rows have lengths of their own, which kernels read in place of a mask (`RowCache`).
     """
+
+    has_lengths = False
 
     def __init__(
         self,
@@ -279,8 +293,7 @@ class ModelCache:
         self.length = 0
         self.beams = 1
         self.padded = False
-        self._tape: Tape | None = None  # of a step by the kernels alone
-        self._tried: tuple[int, ...] = ()  # shape of the step that was recorded
+        self._tapes: dict[tuple[int, ...], Tape | None] = {}  # by the shape of a step; None: not by the kernels alone
         self._same_positions = True  # in all rows
         self._spares = Spares()
 
@@ -313,6 +326,14 @@ class ModelCache:
         self._same_positions = self._same_positions and positions_BT.shape[0] == 1
         return self.key_positions[: 1 if self._same_positions else None, :end], self.key_valid[:, :end]
 
+    def copy_slots(self, other: ModelCache, end: int, *, row: int = 0) -> None:
+        """Append what `row` of another cache holds from this one's length to `end`, where slots are positions."""
+        slots = slice(self.length, end)
+        self.advance(torch.arange(self.length, end, device=self.key_positions.device).unsqueeze(0))
+        for mine, theirs in zip(self.layers, other.layers, strict=True):
+            assert isinstance(mine, LayerCache) and isinstance(theirs, LayerCache)
+            mine.append(theirs.keys[row : row + 1, :, slots], theirs.values[row : row + 1, :, slots])
+
     def put_ids(self, ids_BT: Tensor, *, before: int) -> Tensor:
         """Keep the tokens of the next T slots; returns those of the `before` slots in front, -1 for none.
 
@@ -331,13 +352,12 @@ class ModelCache:
         moved = any(layer.origins_BC is not None for layer in layers)
         if kernels is None or self.cross or moved or len(layers) < len(self.layers):
             return run()
-        if self._tape is not None and self._tape.takes(x_B1D):
-            return self._tape(x_B1D, [layer.extend() for layer in layers])
-        if x_B1D.shape == self._tried:
-            return run()
-        self._tried = tuple(x_B1D.shape)
-        out, self._tape = kernels.record(x_B1D, run, lambda: [layer.keys for layer in layers])
-        return out
+        if x_B1D.shape not in self._tapes:
+            out, self._tapes[x_B1D.shape] = kernels.record(x_B1D, run, lambda: [layer.keys for layer in layers])
+            return out
+        tape = self._tapes[x_B1D.shape]
+        is_repeated = tape is not None and tape.takes(x_B1D)
+        return tape(x_B1D, [layer.extend() for layer in layers]) if tape is not None and is_repeated else run()
 
     def reorder(self, index: Tensor) -> None:
         """Row i becomes what row index[i] was; `index` long [B'] may repeat or drop rows. Not after `fan_out`."""

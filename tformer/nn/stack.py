@@ -294,7 +294,8 @@ class Stack(nn.Module):
         draw = self.layerdrop() if self.layerdrop is not None else None
         run_layers = self._run_layers if draw is None else self._run_drawn_layers
         run = partial(run_layers, x_BTD, contexts, cache, taps, draw)
-        if isinstance(cache, ModelCache) and taps is None and not self.training and _is_plain_step(x_BTD, context):
+        plain = taps is None and not self.training and _is_plain_step(x_BTD)
+        if plain and isinstance(cache, ModelCache) and (context.mask is None or cache.has_lengths):
             x_BTD = cache.step(x_BTD, run)
         else:
             x_BTD = run()
@@ -349,7 +350,7 @@ class Stack(nn.Module):
         return partial(checkpoint, block, use_reentrant=False, context_fn=context_fn)
 
 
-def _is_plain_step(x_BTD: Tensor, context: AttentionContext) -> bool:
-    """Whether this is one new position of each row that sees all slots, in eager inference on a CPU."""
-    plain = x_BTD.device.type == "cpu" and x_BTD.shape[1] == 1 and context.mask is None
+def _is_plain_step(x_BTD: Tensor) -> bool:
+    """Whether this is one new position of each row, in eager inference on a CPU."""
+    plain = x_BTD.device.type == "cpu" and x_BTD.shape[1] == 1
     return plain and not torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling()

@@ -124,7 +124,9 @@ class MultiHeadAttention(nn.Module):
         if taps is None and isinstance(cache, LayerCache) and (step := self._kernel_step(qkv_BTx, positions, cache)):
             # The kernel writes the new slot into the storage, and reads the slots of rows that moved by their origins.
             keys, values, length = cache.extend()
-            joined_BTx = step(qkv_BTx, keys, values, length=length, mask=context.mask, origins_BS=cache.origins_BC)
+            rows = {"origins_BS": cache.origins_BC, "lengths_B": cache.lengths_B}
+            mask = context.mask if cache.lengths_B is None else None
+            joined_BTx = step(qkv_BTx, keys, values, length=length, mask=mask, **rows)
             return self.out(joined_BTx, residual=residual)
         q_BTx, k_BTx, v_BTx = qkv_BTx.split_with_sizes(self._sizes, dim=-1)
         q = self._heads(self.q_norm, q_BTx, self.num_heads)

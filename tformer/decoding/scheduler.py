@@ -1,0 +1,415 @@
+"""Continuous batching: requests join and leave the batch between decoding steps.
+
+    submit (any thread)     waiting ──▶ reading ──▶ rows ──▶ result
+                                          │  ▲        │
+                            kept prefixes ┘  └────────┘ a full context is read again (`context="slide"`)
+
+One thread owns the model and calls `step`, which reads some tokens of prompts and then decodes one token of every row
+(Orca, OSDI 2022). Requests get rows first come, first served. Prompts that are being read take turns in chunks: the one
+that has waited longest, then the one with the fewest tokens left, so that neither long nor short ones wait for all
+others. A chunk begins where the longest common beginning with another text ends, whose keys and values are copied.
+
+A completion depends on its prompt and settings alone, up to rounding: every row has its own length, chooser and random
+stream. What fails in one request (a callback, logits that are not numbers) ends that one.
+
+Legend: B rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from tformer.decoding.compilation import no_compiled_steps
+from tformer.decoding.completion import Completion, check_prompts
+from tformer.decoding.inference import inference
+from tformer.decoding.sampling import TokenChooser
+from tformer.decoding.settings import FinishReason, Generated, GenerationSettings
+from tformer.model import Transformer
+from tformer.nn.cache import ModelCache
+from tformer.nn.row_cache import RowCache
+from tformer.tokenizer import Tokenizer
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """A chosen token of a sample.
+
+    Attributes:
+        text: what became final of the text; the pieces of a sample add up to it.
+        logprob: under the model's own distribution; None unless the settings ask for it.
+        alternatives: the most probable (id, log-probability), best first.
+        finish_reason: None while the sample goes on.
+    """
+
+    sample: int
+    id: int
+    text: str
+    logprob: float | None
+    alternatives: tuple[tuple[int, float], ...]
+    finish_reason: FinishReason | None
+
+
+class Request:
+    """A prompt in the scheduler. `result`: the future of its samples, in order."""
+
+    def __init__(
+        self, completions: list[Completion], alternatives: int, on_token: Callable[[TokenEvent], None] | None
+    ) -> None:
+        self.result: Future[list[Generated]] = Future()
+        self.completions, self.alternatives, self.on_token = completions, alternatives, on_token
+        self.is_cancelled = False
+        self.error: Exception | None = None
+        self.result.set_running_or_notify_cancel()  # from here on `cancel` ends it, not the future's method
+
+    def cancel(self) -> None:
+        """End the samples at the next step, with the finish reason `interrupted`."""
+        self.is_cancelled = True
+
+
+@dataclass(eq=False)
+class _Row:
+    """A completion in the batch, and what chooses its tokens."""
+
+    request: Request
+    completion: Completion
+    chooser: TokenChooser
+
+
+@dataclass(eq=False)
+class _Reading:
+    """A text that is being read for one or more rows; `cache` has its first tokens."""
+
+    rows: list[_Row]
+    ids: list[int]
+    cache: ModelCache | None = None
+
+    @property
+    def num_read(self) -> int:
+        return 0 if self.cache is None else self.cache.length
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """The keys and values of a text that was read."""
+
+    ids: list[int]
+    cache: ModelCache
+
+
+class Scheduler:
+    """Continuous batching over one decoder; see the module.
+
+    `submit`, `call` and `Request.cancel` may be called by any thread, all others by the one that owns the model.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        tokenizer: Tokenizer | None = None,
+        *,
+        max_rows: int = 32,
+        chunk: int = 128,
+        prefix_bytes: int = 2**28,
+    ) -> None:
+        """
+        Args:
+            max_rows: samples at a time; a request with more of them is alone.
+            chunk: maximum number of prompt tokens that are read between two decoding steps.
+            prefix_bytes: maximum size of the keys and values that are kept of texts that ended; 0: none.
+
+        Raises ValueError for a model that `no_scheduler` refuses.
+        """
+        if (reason := no_scheduler(model)) is not None:
+            raise ValueError(f"cannot be scheduled: {reason}")
+        self._model, self._tokenizer, self._chunk, self._max_rows = model, tokenizer, chunk, max_rows
+        device = next(model.parameters()).device
+        self._new_cache = partial(model.new_cache, 1, device=device, dtype=model.compute_dtype)
+        self._vocab_size = None if tokenizer is None else tokenizer.vocab_size
+        self._arrived = threading.Condition()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._waiting: list[_Reading] = []
+        self._reading: list[_Reading] = []
+        self._rows: list[_Row] = []  # in the order of the cache
+        self._cache = self._empty_rows()
+        self._kept: list[_Kept] = []  # the latest last
+        self._most_kept = prefix_bytes // self._cache.slot_bytes  # in tokens
+
+    # --- any thread --------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        settings: GenerationSettings,
+        *,
+        row: int = 0,
+        limit: int | None = None,
+        suppressed: Sequence[int] = (),
+        alternatives: int = 0,
+        on_token: Callable[[TokenEvent], None] | None = None,
+    ) -> Request:
+        """Queue a prompt.
+
+        Args:
+            row: number of the prompt in a longer list; it is part of the seed.
+            limit, suppressed: see `generate`.
+            alternatives: number of most probable tokens that every event lists.
+            on_token: called on the model's thread, which waits for it.
+
+        Raises InputError for a prompt without tokens, or longer than the context where that is an error.
+        """
+        if settings.stop_texts and self._tokenizer is None:
+            raise ValueError("stop texts need a tokenizer")
+        longest = self._model.longest_target
+        check_prompts([prompt], context=settings.context, max_seq_len=longest, first_row=row)
+        completions = [
+            Completion(
+                prompt, settings, row=row, sample=sample, max_seq_len=longest, limit=limit, tokenizer=self._tokenizer
+            )
+            for sample in range(settings.num_samples)
+        ]
+        request = Request(completions, alternatives, on_token)
+        rows = [
+            _Row(
+                request,
+                completion,
+                TokenChooser(
+                    settings,
+                    keys=[(row, completion.sample)],
+                    histories=[prompt],
+                    limits=[completion.limit],
+                    vocab_size=self._vocab_size,
+                    suppressed=suppressed,
+                ),
+            )
+            for completion in completions
+        ]
+        with self._arrived:
+            self._waiting.append(_Reading(rows, completions[0].window()))
+            self._arrived.notify()
+        return request
+
+    def call(self, function: Callable[[], Value]) -> Future[Value]:
+        """The future of `function()`, which the model's thread calls between two steps."""
+        result: Future[Value] = Future()
+        result.set_running_or_notify_cancel()
+
+        def run() -> None:
+            try:
+                result.set_result(function())
+            except Exception as error:
+                result.set_exception(error)
+
+        with self._arrived:
+            self._calls.append(run)
+            self._arrived.notify()
+        return result
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no rows yet."""
+        return len(self._waiting)
+
+    @property
+    def num_rows(self) -> int:
+        """Samples that are read or decoded."""
+        return len(self._rows) + sum(len(reading.rows) for reading in self._reading)
+
+    # --- the thread that owns the model ------------------------------------------------------------------------------
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether there is work; waits for it, up to a time."""
+        with self._arrived:
+            return self._arrived.wait_for(lambda: bool(self._calls or self._waiting or self.num_rows), seconds)
+
+    def step(self) -> bool:
+        """Read up to a chunk of prompts, then decode one token of every row. False if there was nothing to do."""
+        if not (self._calls or self._waiting or self.num_rows):
+            return False
+        while self._calls:
+            self._calls.popleft()()
+        with inference(self._model):
+            self._end(row.request for row in self._all_rows() if row.request.is_cancelled)
+            self._read()
+            if self._rows:
+                self._decode()
+        return True
+
+    def close(self, error: Exception | None = None) -> None:
+        """End all requests: interrupted, or with an error."""
+        for row in self._all_rows():
+            row.request.error = error
+        with inference(self._model):
+            self._end(row.request for row in self._all_rows())
+
+    def _all_rows(self) -> list[_Row]:
+        return [*self._rows, *(row for reading in (*self._reading, *self._waiting) for row in reading.rows)]
+
+    def _end(self, requests: Iterable[Request]) -> None:
+        """Remove requests, and set their results."""
+        ended = dict.fromkeys(requests)
+        if not ended:
+            return
+        for index in reversed(range(len(self._rows))):
+            if self._rows[index].request in ended:
+                self._leave(index)
+        for queue in (self._reading, self._waiting):
+            for reading in [each for each in queue if each.rows[0].request in ended]:
+                queue.remove(reading)
+        for request in ended:
+            if request.error is not None:
+                request.result.set_exception(request.error)
+                continue
+            for completion in request.completions:
+                if completion.finish_reason is None:
+                    completion.interrupt()
+            request.result.set_result([completion.result() for completion in request.completions])
+
+    # --- prompts -----------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Read up to a chunk of tokens, of two prompts or more where there are several."""
+        left, is_oldest = self._chunk, True
+        while left > 0:
+            while self._waiting and (not self.num_rows or self.num_rows + len(self._waiting[0].rows) <= self._max_rows):
+                self._reading.append(self._waiting.pop(0))
+            if not self._reading:
+                return
+            oldest = self._reading[0]
+            reading = oldest if is_oldest else min(self._reading, key=lambda each: len(each.ids) - each.num_read)
+            most = -(-left // 2) if is_oldest and len(self._reading) > 1 else left
+            is_oldest = not is_oldest
+            try:
+                left -= self._read_chunk(reading, most)
+            except Exception as error:
+                reading.rows[0].request.error = error
+                self._end([reading.rows[0].request])
+
+    def _read_chunk(self, reading: _Reading, most: int) -> int:
+        """Read up to `most` tokens of a text; after the last one, its rows choose theirs and join. Returns how many."""
+        ids = reading.ids
+        cache = reading.cache = reading.cache or self._new_cache(len(ids))
+        known = [*self._kept, *(_Kept(each.ids[: each.num_read], each.cache) for each in self._reading if each.cache)]
+        shared, best = max((_common(ids[:-1], each.ids), index) for index, each in enumerate(known))
+        if shared > cache.length:
+            cache.copy_slots(known[best].cache, shared)
+            if best < len(self._kept):
+                self._kept.append(self._kept.pop(best))
+        chunk = ids[cache.length : cache.length + most]
+        output = self._model(input_ids=self._tensor([chunk]), cache=cache)
+        if cache.length == len(ids):
+            logits_1V = output.logits_at(-1)
+            self._reading.remove(reading)
+            self._keep(ids, cache)
+            for row in reading.rows:
+                self._choose(row, logits_1V)
+                self._cache.join(cache)
+                self._rows.append(row)
+            self._settle()
+        return len(chunk)
+
+    def _keep(self, ids: list[int], cache: ModelCache) -> None:
+        """Keep the keys and values of a text; the oldest ones go where memory is short."""
+        self._kept = [each for each in self._kept if _common(each.ids, ids) < len(each.ids)]
+        self._kept.append(_Kept(ids, cache))
+        while sum(len(each.ids) for each in self._kept) > self._most_kept:
+            del self._kept[0]
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    def _empty_rows(self) -> RowCache:
+        return RowCache(self._new_cache(self._model.longest_target))
+
+    def _tensor(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor(rows, device=next(self._model.parameters()).device)
+
+    def _decode(self) -> None:
+        """Feed the newest token of every row, and choose the next ones."""
+        ids_B1 = self._tensor([row.completion.ids[-1:] for row in self._rows])
+        positions_B1 = self._tensor([[length] for length in self._cache.lengths])
+        try:
+            logits_BV = self._model(input_ids=ids_B1, position_ids=positions_B1, cache=self._cache).logits_at(-1)
+        except Exception as error:  # of no single row
+            failed, self._rows, self._cache = self._rows, [], self._empty_rows()
+            for row in failed:
+                row.request.error = error
+            self._end(row.request for row in failed)
+        else:
+            for row, logits_1V in zip(self._rows, logits_BV.split(1), strict=True):
+                self._choose(row, logits_1V)
+            self._settle()
+
+    def _choose(self, row: _Row, logits_1V: Tensor) -> None:
+        """Choose the next token of a row. An exception ends its request alone."""
+        request, completion = row.request, row.completion
+        if request.error is not None:  # by another sample
+            return
+        try:
+            [token], logprobs = row.chooser.choose(logits_1V)
+            logprob = None if logprobs is None else logprobs[0]
+            piece = completion.take(token, logprob)
+            if request.on_token is not None:
+                best = _most_probable(logits_1V[:, : self._vocab_size], request.alternatives)
+                request.on_token(TokenEvent(completion.sample, token, piece, logprob, best, completion.finish_reason))
+        except Exception as error:
+            request.error = error
+
+    def _settle(self) -> None:
+        """Remove rows that ended, and read those again whose context is full."""
+        ended = [row.request for row in self._rows if row.request.error]
+        for index in reversed(range(len(self._rows))):
+            row, length = self._rows[index], self._cache.lengths[index]
+            if row.completion.finish_reason is not None:
+                if length <= self._most_kept:
+                    cache = self._new_cache(length)
+                    cache.copy_slots(self._cache, length, row=index)
+                    self._keep(row.completion.ids[-length - 1 : -1], cache)
+                self._leave(index)
+                if all(each.finish_reason for each in row.request.completions):
+                    ended.append(row.request)
+            elif length == self._cache.capacity:
+                self._leave(index)
+                self._reading.insert(0, _Reading([row], row.completion.window()))
+        self._end(ended)
+
+    def _leave(self, index: int) -> None:
+        """Remove a row of the batch; the last one takes its place."""
+        self._cache.leave(index)
+        last = self._rows.pop()
+        if index < len(self._rows):
+            self._rows[index] = last
+
+
+def no_scheduler(model: Transformer) -> str | None:
+    """Why a model cannot be scheduled; None if it can."""
+    if model.compiled_decoder is not None:
+        return "its steps are graphs"
+    if model.is_encoder_decoder:
+        return "it is an encoder-decoder"
+    if (reason := no_compiled_steps(model)) is not None:
+        return reason
+    return None if model.embedding.ngrams is None else "its embedding reads n-grams"
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Length of the longest common beginning."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, (one, other) in pairs if one != other), min(len(first), len(second)))
+
+
+def _most_probable(logits_1V: Tensor, count: int) -> tuple[tuple[int, float], ...]:
+    """The `count` most probable tokens with their log-probabilities."""
+    if not count:
+        return ()
+    values_1k, ids_1k = logits_1V.float().log_softmax(-1).topk(count)
+    return tuple(zip(ids_1k[0].tolist(), values_1k[0].tolist(), strict=True))
