@@ -270,9 +270,7 @@ class Run(Loaded):
             writer = make_writer(options, models, on_cut=_warn_of_cut)
             found: list[Sequence[Generated | Translation]] = []
             if isinstance(writer, Sampler):
-                size = options.texts_at_once(self.model)
-                for window in text_windows(prompts, size=size):
-                    found += writer.write(window.sources, first_row=window.first)
+                found += writer.write(prompts)
             else:
                 size = writer.batch_size * (1 if writer.reader is None else WINDOW_BATCHES)
                 start = options.target_prefix

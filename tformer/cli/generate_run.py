@@ -15,7 +15,7 @@ from tformer.data.sources.labelled import LabelledSource, open_texts
 from tformer.data.sources.tables import LabelledRow
 from tformer.decoding.completion import OnToken
 from tformer.decoding.fill_mask import Candidate, fill_mask
-from tformer.decoding.lines import LineWindow, place_of, prompt_window, prompt_windows, source_windows
+from tformer.decoding.lines import WINDOW_BATCHES, LineWindow, place_of, prompt_window, prompt_windows, source_windows
 from tformer.decoding.options import GenerateOptions
 from tformer.decoding.output import (
     answer_cells,
@@ -129,8 +129,8 @@ class SamplingSession:
 
     def answer_lines(self, path: str, table: LabelledSource | None = None) -> None:
         """Each line of a file or of standard input: one line of output. Each row of a table: its answers beside it."""
-        options = self.options
-        size = options.texts_at_once(self.sampler.loaded.model)
+        options, size = self.options, self.sampler.batch_size
+        size *= WINDOW_BATCHES if options.devices is None else 1  # processes take one batch at a time
         names, samples = ["output", *(["logprob"] if options.logprobs else [])], self.sampler.settings.num_samples
         columns = answer_columns(names, samples)
         out = Answers(self.output, options, table, inputs=["prompt"], columns=columns)
@@ -138,9 +138,9 @@ class SamplingSession:
         with out.written("lines" if table is None else "rows"):
             for window in self.output.take_turns(windows, self.flag):
                 results = self._write(window.sources, first_row=window.first)
-                if self.flag.should_stop():
-                    raise self.flag.interrupted(f"interrupted after {window.first} prompts")
                 for row, (prompt, completions) in enumerate(zip(window.lines, results, strict=True), window.first):
+                    if self.flag.should_stop():
+                        raise self.flag.interrupted(f"interrupted after {row} prompts")
                     if out.takes_cells:
                         out.write_cells([([prompt], answer_cells(names, samples, completions))])
                     elif options.as_json:
@@ -148,12 +148,12 @@ class SamplingSession:
                     else:
                         self.output.text(as_one_line(_text(completions[0])) + "\n")
                         self._show_logprobs(completions)
-                out.done += len(results)
+                    out.done += 1
         show_notes(self.sampler.reach.notes(self.output.total))
 
     def _write(
         self, prompts: Sequence[str], *, first_row: int = 0, on_token: OnToken | None = None
-    ) -> list[list[Generated]]:
+    ) -> Iterator[list[Generated]]:
         return self.sampler.write(prompts, first_row=first_row, on_token=on_token, should_stop=self.flag.should_stop)
 
     def _show_logprobs(self, completions: Sequence[Generated]) -> None:

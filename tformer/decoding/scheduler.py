@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from tformer.decoding.compilation import no_compiled_steps
-from tformer.decoding.completion import Completion, check_prompts
+from tformer.decoding.completion import Completion, OnToken, check_prompts
 from tformer.decoding.inference import inference
 from tformer.decoding.sampling import TokenChooser
 from tformer.decoding.settings import FinishReason, Generated, GenerationSettings
@@ -37,6 +37,7 @@ from tformer.model import Transformer
 from tformer.nn.cache import ModelCache
 from tformer.nn.row_cache import RowCache
 from tformer.tokenizer import Tokenizer
+from tformer.workers.work import ShouldStop, never
 
 Value = TypeVar("Value")
 
@@ -244,6 +245,33 @@ class Scheduler:
             if self._rows:
                 self._decode()
         return True
+
+    def answers(
+        self,
+        prompts: Sequence[Sequence[int]],
+        settings: GenerationSettings,
+        *,
+        first_row: int = 0,
+        suppressed: Sequence[int] = (),
+        on_token: OnToken | None = None,
+        should_stop: ShouldStop = never,
+    ) -> Iterator[list[Generated]]:
+        """The completions of each prompt, in order, as soon as they are done; the arguments are those of `generate`.
+
+        Once `should_stop` is true, those that are not done have the finish reason `interrupted`.
+        """
+
+        def told(row: int) -> Callable[[TokenEvent], None] | None:
+            return on_token and (lambda event: on_token(row, event.sample, event.id, event.text))
+
+        requests = [
+            self.submit(prompt, settings, row=row, suppressed=suppressed, on_token=told(row))
+            for row, prompt in enumerate(prompts, start=first_row)
+        ]
+        for request in requests:
+            while not request.result.done():
+                self.close() if should_stop() else self.step()
+            yield request.result.result()
 
     def close(self, error: Exception | None = None) -> None:
         """End all requests: interrupted, or with an error."""

@@ -6,9 +6,11 @@ The command shows the results line by line; the Python API returns them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,6 +22,7 @@ from tformer.decoding.lines import LineWindow
 from tformer.decoding.loaded import choose_languages, require_same_vocabularies, translator_of
 from tformer.decoding.options import GenerateOptions
 from tformer.decoding.prompts import OnCut, encode_prompts, suppressed_tokens, task_prefix
+from tformer.decoding.scheduler import Scheduler, no_scheduler
 from tformer.decoding.sentences import LINES, SentenceReader
 from tformer.decoding.settings import BeamSettings, Generated, GenerationSettings
 from tformer.decoding.translate import Continuer, Translation
@@ -156,7 +159,7 @@ class Reach:
 
 
 class Sampler:
-    """Continues prompts by sampling with a decoder-only model."""
+    """Continues prompts by sampling with a decoder-only model, `batch_size` at a time."""
 
     def __init__(
         self,
@@ -164,6 +167,7 @@ class Sampler:
         settings: GenerationSettings,
         *,
         on_cut: OnCut,
+        batch_size: int,
         template: ChatTemplate | None = None,
         system: str | None = None,
     ) -> None:
@@ -172,7 +176,7 @@ class Sampler:
             ends = dict.fromkeys((*settings.stop_tokens, *template.ends))
             settings = replace(settings, stop_tokens=tuple(ends))
         self.loaded, self.settings, self.on_cut, self.reach = loaded, settings, on_cut, Reach([loaded])
-        self.template, self.system = template, system
+        self.template, self.system, self.batch_size = template, system, batch_size
 
     def write(
         self,
@@ -181,8 +185,12 @@ class Sampler:
         first_row: int = 0,
         on_token: OnToken | None = None,
         should_stop: ShouldStop = never,
-    ) -> list[list[Generated]]:
-        """The completions of each prompt (with a template also of messages); see `generate` for the arguments."""
+    ) -> Iterator[list[Generated]]:
+        """The completions of each prompt (with a template also of messages), in order, as soon as they are done.
+
+        The arguments are those of `generate`. A prompt joins the batch when another ends; models that cannot be
+        scheduled take the prompts in batches.
+        """
         tokenizer, settings, limit = self.loaded.text_tokenizer, self.settings, self.loaded.model.max_seq_len
         ids = encode_prompts(
             tokenizer,
@@ -194,20 +202,28 @@ class Sampler:
             template=self.template,
             system=self.system,
         )
-        found = generate(
-            self.loaded.model,
-            ids,
-            settings,
-            tokenizer=tokenizer,
-            suppressed=suppressed_tokens(tokenizer.special, eos=settings.eos_id, suppressed=settings.suppress_tokens),
-            on_token=on_token,
-            should_stop=should_stop,
-            first_row=first_row,
-        )
+        suppressed = suppressed_tokens(tokenizer.special, eos=settings.eos_id, suppressed=settings.suppress_tokens)
+        options: dict[str, Any] = {"suppressed": suppressed, "on_token": on_token, "should_stop": should_stop}
+        if no_scheduler(self.loaded.model) is None:
+            scheduler = Scheduler(self.loaded.model, tokenizer, max_rows=self.batch_size * settings.num_samples)
+            found = scheduler.answers(ids, settings, first_row=first_row, **options)
+        else:
+            batches = range(0, len(ids), self.batch_size)
+            found = chain.from_iterable(
+                generate(
+                    self.loaded.model,
+                    ids[first : first + self.batch_size],
+                    settings,
+                    tokenizer=tokenizer,
+                    first_row=first_row + first,
+                    **options,
+                )
+                for first in batches
+            )
         for prompt, completions in zip(ids, found, strict=True):
             start = len(prompt) if len(prompt) <= limit else max(1, limit // 2)
             self.reach.add(min(limit, start + max(len(each.ids) for each in completions) - 1))
-        return found
+            yield completions
 
 
 @dataclass(frozen=True)
@@ -259,7 +275,8 @@ def make_writer(options: GenerateOptions, models: Sequence[Loaded], *, on_cut: O
         return _continuations(options, models, settings, on_cut)
     kept = first.recipe.tokenizer.chat_template
     template = ChatTemplate(first.text_tokenizer, kept) if options.chat else None
-    return Sampler(first, settings, on_cut=on_cut, template=template, system=options.system)
+    size = options.texts_at_once(first.model)
+    return Sampler(first, settings, on_cut=on_cut, batch_size=size, template=template, system=options.system)
 
 
 def _translations(
