@@ -36,6 +36,7 @@ from tformer.decoding.settings import FinishReason, Generated, GenerationSetting
 from tformer.model import Transformer
 from tformer.nn.cache import ModelCache
 from tformer.nn.row_cache import RowCache
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import ShouldStop, never
 
@@ -136,6 +137,7 @@ class Scheduler:
         self._model, self._tokenizer, self._chunk, self._max_rows = model, tokenizer, chunk, max_rows
         device = next(model.parameters()).device
         self._new_cache = partial(model.new_cache, 1, device=device, dtype=model.compute_dtype)
+        self._num_ids = len(model.embedding.weight)
         self._vocab_size = None if tokenizer is None else tokenizer.vocab_size
         self._arrived = threading.Condition()
         self._calls: deque[Callable[[], None]] = deque()
@@ -167,12 +169,15 @@ class Scheduler:
             alternatives: number of most probable tokens that every event lists.
             on_token: called on the model's thread, which waits for it.
 
-        Raises InputError for a prompt without tokens, or longer than the context where that is an error.
+        Raises InputError for a prompt without tokens or with ids that the model has not, or longer than the context
+        where that is an error.
         """
         if settings.stop_texts and self._tokenizer is None:
             raise ValueError("stop texts need a tokenizer")
         longest = self._model.longest_target
         check_prompts([prompt], context=settings.context, max_seq_len=longest, first_row=row)
+        if wrong := [token for token in prompt if not 0 <= token < self._num_ids]:
+            raise InputError(f"prompt {row + 1} has the id {wrong[0]}, expected 0 to {self._num_ids - 1}")
         completions = [
             Completion(
                 prompt, settings, row=row, sample=sample, max_seq_len=longest, limit=limit, tokenizer=self._tokenizer
