@@ -35,6 +35,7 @@ from tformer.decoding.sampling import TokenChooser
 from tformer.decoding.settings import FinishReason, Generated, GenerationSettings
 from tformer.model import Transformer
 from tformer.nn.cache import ModelCache
+from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.row_cache import RowCache
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
@@ -137,7 +138,8 @@ class Scheduler:
         self._model, self._tokenizer, self._chunk, self._max_rows = model, tokenizer, chunk, max_rows
         device = next(model.parameters()).device
         self._new_cache = partial(model.new_cache, 1, device=device, dtype=model.compute_dtype)
-        self._num_ids = len(model.embedding.weight)
+        assert isinstance(model.embedding, TokenEmbedding)
+        self._num_ids = model.embedding.weight.shape[0]
         self._vocab_size = None if tokenizer is None else tokenizer.vocab_size
         self._arrived = threading.Condition()
         self._calls: deque[Callable[[], None]] = deque()
@@ -273,10 +275,13 @@ class Scheduler:
             self.submit(prompt, settings, row=row, suppressed=suppressed, on_token=told(row))
             for row, prompt in enumerate(prompts, start=first_row)
         ]
-        for request in requests:
-            while not request.result.done():
-                self.close() if should_stop() else self.step()
-            yield request.result.result()
+        try:
+            for request in requests:
+                while not request.result.done():
+                    self.close() if should_stop() else self.step()
+                yield request.result.result()
+        finally:
+            self.close()  # where the caller wants no more
 
     def close(self, error: Exception | None = None) -> None:
         """End all requests: interrupted, or with an error."""

@@ -177,6 +177,7 @@ class Sampler:
             settings = replace(settings, stop_tokens=tuple(ends))
         self.loaded, self.settings, self.on_cut, self.reach = loaded, settings, on_cut, Reach([loaded])
         self.template, self.system, self.batch_size = template, system, batch_size
+        self._scheduler: Scheduler | None = None
 
     def write(
         self,
@@ -205,8 +206,10 @@ class Sampler:
         suppressed = suppressed_tokens(tokenizer.special, eos=settings.eos_id, suppressed=settings.suppress_tokens)
         options: dict[str, Any] = {"suppressed": suppressed, "on_token": on_token, "should_stop": should_stop}
         if no_scheduler(self.loaded.model) is None:
-            scheduler = Scheduler(self.loaded.model, tokenizer, max_rows=self.batch_size * settings.num_samples)
-            found = scheduler.answers(ids, settings, first_row=first_row, **options)
+            if self._scheduler is None:  # keeps what a chat has read
+                rows = self.batch_size * settings.num_samples
+                self._scheduler = Scheduler(self.loaded.model, tokenizer, max_rows=rows)
+            found = self._scheduler.answers(ids, settings, first_row=first_row, **options)
         else:
             batches = range(0, len(ids), self.batch_size)
             found = chain.from_iterable(
