@@ -102,11 +102,11 @@ def talk(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def test_training_learns_and_the_recipe_keeps_format_template_and_ends(folder: Path) -> None:
+def test_training_learns_and_the_recipe_keeps_template_and_ends(folder: Path) -> None:
     losses = [record["loss"] for record in metrics(folder / "assistant", "train")]
     assert losses[-1] < losses[0] / 2
     recipe, tokenizer = tformer.load("assistant").recipe, tformer.load("assistant").tokenizer
-    assert recipe.data.format == "prompt_completion" and recipe.tokenizer.chat_template == "chatml"
+    assert recipe.tokenizer.chat_template == "chatml"
     assert tokenizer is not None and recipe.generation.stop_tokens == (tokenizer.token_id("<|im_end|>"),)
 
 
@@ -145,7 +145,11 @@ def test_adapters_learn_conversations(cli: Cli) -> None:
     [
         (("--objective", "chat"), "chat has no built-in data", "--data FILE.jsonl"),
         (("--objective", "chat", "--data", "recipe.yaml"), "conversations are read from .jsonl and .parquet", ""),
-        ((*CHATS, "--set", "data.format=messages"), "no key 'messages'", "alpaca"),
+        (
+            (*CHATS, "--set", "data.format=messages"),
+            "expected the keys messages, or conversations, found prompt, completion",
+            "",
+        ),
         ((*CHATS, "--set", "data.format=chatml"), "data.format", ""),
         ((*CHATS, "--set", "tokenizer.chat_template=x"), "tokenizer.chat_template", ""),
         ((*CHATS, "--set", "tokenizer.chat_template=x.jinja"), "x.jinja", ""),

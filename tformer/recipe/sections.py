@@ -72,7 +72,7 @@ class Data(Section):
     folds: Annotated[int, Field(ge=2, le=1000)] | None = None
     fold: Positive = 1  # with folds, the part (1 ... folds) that is left out of the training, and that `evaluate` reads
     columns: Columns = Columns()
-    # of conversations (objective chat): the keys of their rows; null: found in the first row
+    # of conversations (objective chat): the keys of their rows; null: found in each row
     format: FormatName | None = None
     # what to do with invalid UTF-8: stop with an error, or put U+FFFD in its place
     errors: Literal["strict", "replace"] = "strict"

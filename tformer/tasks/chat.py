@@ -38,20 +38,19 @@ class Chat(MaskedText):
         """Errors: no data, a file of no known format."""
         if not specs:
             raise InputError("chat has no built-in data", hint="give conversations: --data FILE.jsonl")
-        is_other = isinstance(data, ChosenData) and data.given is not None
-        return open_conversations(specs, format=None if is_other else recipe.data.format, reading=data.reading)
+        return open_conversations(specs, format=recipe.data.format, reading=data.reading)
 
     def resolved(self, recipe: Recipe, sources: Sequence[Any], tokenizer: Tokenizer) -> Recipe:
-        """With the format, the template, and the tokens that end an answer, at which generation stops."""
-        template, formats = ChatTemplate(tokenizer, recipe.tokenizer.chat_template), {each.format for each in sources}
+        """With the template, and the tokens that end an answer, at which generation stops."""
+        template = ChatTemplate(tokenizer, recipe.tokenizer.chat_template)
         ends = dict.fromkeys([*recipe.generation.stop_tokens, *template.ends])
-        found: dict[str, dict[str, Any]] = {
-            "data": {"format": formats.pop() if len(formats) == 1 else None},
-            "tokenizer": {"chat_template": template.source},
-            "generation": {"stop_tokens": tuple(token for token in ends if token != tokenizer.special.eos)},
-        }
-        sections = {name: getattr(recipe, name).model_copy(update=values) for name, values in found.items()}
-        return recipe.model_copy(update=sections)
+        stops = tuple(token for token in ends if token != tokenizer.special.eos)
+        return recipe.model_copy(
+            update={
+                "tokenizer": recipe.tokenizer.model_copy(update={"chat_template": template.source}),
+                "generation": recipe.generation.model_copy(update={"stop_tokens": stops}),
+            }
+        )
 
     def corpus(self, source: Any, tokenizer: Tokenizer, recipe: Recipe, work: Work) -> TokenCorpus:
         """The conversations of a source, those that are too long left out or cut. Errors: none is left."""
