@@ -62,6 +62,7 @@ WRONG = [
     ("a.json", '{"data": [{"paragraphs": [{"context": "a", "qas": [1]}]}]}', "expected an object in 'qas', found 1"),
     ("a.json", squad([], context=" "), "question q1: expected a text as 'context', found ' '"),
     ("a.json", squad([], question=None), "question q1: expected a text as 'question', found None"),
+    ("a.json", squad(None), "'answers' should be a list, found None"),
     ("a.json", squad("Paris"), "'answers' should be a list, found 'Paris'"),
     ("a.json", squad(["Paris"]), "an answer needs 'text' and 'answer_start', found 'Paris'"),
     ("a.json", squad([{"text": "Paris"}]), "an answer needs 'text' and 'answer_start'"),
@@ -69,6 +70,7 @@ WRONG = [
     ("a.json", squad([{"text": "", "answer_start": 0}]), "the answer '' does not stand at character 0"),
     ("a.json", "", "is empty"),
     ("a.jsonl", '{"context": "a"}\n', "a.jsonl:1: expected a text as 'question', found None"),
+    ("a.jsonl", '{"context": "a", "question": "b"}\n', "a.jsonl:1: 'answers' should be a list, found None"),
     ("a.jsonl", "[1]\n", "a.jsonl:1: expected an object, found list"),
 ]
 

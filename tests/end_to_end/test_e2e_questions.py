@@ -157,6 +157,7 @@ WRONG = [
     ("train --config recipe.yaml --out o --data test.json --set objectives.0.stride=-1", "stride: must be at least 0"),
     ("train --config recipe.yaml --out o --data test.json --set objectives.0.max_answer=0", "must be at least 1"),
     ("train --config recipe.yaml --out o --data test.json --set data.seq_len=4", "leave no room for two texts"),
+    ("train --config recipe.yaml --out o --data none.json", "no question of the training data has an answer"),
     ("train --config recipe.yaml --out o --data one.json", "all examples are of one group"),
     ("train --config recipe.yaml --out o --data test.json --best-metric mcc", "found 'mcc', expected a metric of"),
     ("train --arch gpt --objective question_answering --out o --data test.json", "needs model.encoder, found null"),
@@ -168,6 +169,7 @@ def test_wrong_uses_are_one_line(
     cli: Cli, run: Path, tmp_path: Path, monkeypatch: Any, words: str, message: str
 ) -> None:
     files = {"lines.txt": "only one text\n", "recipe.yaml": RECIPE, "one.json": squad(1, 4, may_lack=False)}
+    files["none.json"] = squad(1, 4)
     for name, text in (files | {"test.json": (run.parent / "test.json").read_text()}).items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)

@@ -94,6 +94,8 @@ def test_the_report_has_a_line_for_each_type(cli: Cli, run: Path) -> None:
     assert outcome.code == 0, outcome.err
     assert "f1_micro 1.0000 [" in outcome.out and "PER" in outcome.out
     report = json.loads(cli("evaluate", run, "--data", run.parent / "test.conll", "--json", "--by", "length").out)
+    own = cli("evaluate", run).out
+    assert "baseline loss " in own and "(always answering 'O')" in own
     assert report["per_class"]["PER"]["support"] == 20 and report["accuracy"] == 1 and report["by"]["rows"]
 
 
@@ -179,8 +181,7 @@ def test_wrong_uses_are_one_line(
 
 @pytest.mark.slow
 def test_the_kinds_of_tokens_of_python_are_learned_in_a_minute(cli: Cli, tmp_path: Path) -> None:
-    data = ["--data", "builtin:python-tokens", "--max-epochs", 3]
-    words = ["--arch", "bert", "--objective", "token_classification", *data]
+    words = ["--arch", "bert", "--objective", "token_classification", "--data", "builtin:python-tokens"]
     outcome = cli("train", *words, "--out", tmp_path / "run")
     assert outcome.code == 0, outcome.err
     report = json.loads(cli("evaluate", tmp_path / "run", "--json").out)

@@ -16,7 +16,8 @@ from tformer.evaluation.classifier import GivenRows
 from tformer.evaluation.spans import answer_report, options_of, tokenized
 from tformer.recipe.data_defaults import Survey
 from tformer.recipe.recipe import Recipe
-from tformer.tasks.base import GivenExample, RowKeys, TrainingStart
+from tformer.support.errors import InputError
+from tformer.tasks.base import Baselines, GivenExample, RowKeys, TrainingStart
 from tformer.tasks.tagged import Tagged
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import QUIET, Work
@@ -38,6 +39,8 @@ class Questions(Tagged):
         """The recipe that says whether a question may have no answer."""
         options, lacks = options_of(start.recipe), [not row.answers for row in rows]
         work.note(f"{len(lacks):,} questions, {sum(lacks):,} without an answer")
+        if all(lacks):
+            raise InputError("no question of the training data has an answer", hint="each needs 'answers'")
         if options.unanswerable is None:
             options = replace(options, unanswerable=any(lacks))
         return start.recipe.model_copy(update={"objectives": (options,)})
@@ -49,6 +52,9 @@ class Questions(Tagged):
         self, recipe: Recipe, samples: MarkedTokens, scores: Sequence[np.ndarray], *, intervals: bool
     ) -> dict[str, Any]:
         return answer_report(samples.rows, scores, options_of(recipe))
+
+    def baselines(self, recipe: Recipe, train: MarkedTokens, valid: MarkedTokens) -> Baselines:
+        return {}
 
     def sample(self, recipe: Recipe, tokenizer: Tokenizer, given: GivenExample) -> MarkedTokens:
         given.require(needs="text", may="text2", reader=self.description)

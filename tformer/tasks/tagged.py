@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tformer.data.shards.marked_tokens import MarkedTokens, tokenize_tagged
+from tformer.data.shards.marked_tokens import UNMARKED, MarkedTokens, tokenize_tagged
 from tformer.data.sources.labelled import LabelIndex, LabelledSource, collect_labels, matching_names
 from tformer.data.sources.tables import LabelledRow, TaggedRow
 from tformer.data.sources.tagged import open_tagged
@@ -27,6 +27,7 @@ from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Data
 from tformer.support.errors import InputError
 from tformer.tasks.base import (
+    Baselines,
     ChosenData,
     GivenExample,
     HeldOut,
@@ -39,6 +40,7 @@ from tformer.tasks.base import (
     require_finite_loss,
     share_of_training,
 )
+from tformer.tasks.baselines import baselines_on_own_data, constant_baselines
 from tformer.tasks.labelled import Parts, tokenizer_texts
 from tformer.tasks.tokenizers import obtain_tokenizer, text_context
 from tformer.tokenizer import Tokenizer
@@ -103,6 +105,11 @@ class Tagged(Task):
         rows: Any = samples.rows
         return tag_report(rows, scores, recipe.data.labels, intervals=intervals)
 
+    def baselines(self, recipe: Recipe, train: MarkedTokens, valid: MarkedTokens) -> Baselines:
+        """The most frequent tag for every word."""
+        found = constant_baselines("classes", recipe.data.labels, *map(word_labels, (train, valid)))["constant"]
+        return {"constant": {name: found[name] for name in ("guess", "scores", "loss", "accuracy")}}
+
     def sample(self, recipe: Recipe, tokenizer: Tokenizer, given: GivenExample) -> MarkedTokens:
         """A given example, without labels."""
         given.require(needs="text", reader=self.description)
@@ -147,6 +154,7 @@ class Tagged(Task):
             fingerprint=fingerprint + "".join(source.samples() for source in (*sources, *valid_sources)),
             tokens_per_sample=recipe.seq_len,
             valid_tokens=positions_of(valid, recipe.seq_len),
+            baselines=lambda _: self.baselines(recipe, train, valid),
             first_try=("classify", *self.first_try(valid.rows[0])),
         )
 
@@ -173,11 +181,19 @@ class Tagged(Task):
         work.raise_if_stopped("before every example was read")
         require_finite_loss(report["loss"])
         seconds = time.perf_counter() - began
+        report["baseline"] = baselines_on_own_data(loaded, data)
         return {"data": held_out.name, **report, "examples_per_second": report["examples"] / seconds}
 
     def _tokenized(self, recipe: Recipe, sources: Sequence[Any], tokenizer: Tokenizer, work: Work) -> MarkedTokens:
         with work.part(f"tokenizing {sources[0].name}", unit="characters") as part:
             return self.tokens(recipe, sources, tokenizer, part)
+
+
+def word_labels(samples: MarkedTokens) -> np.ndarray:
+    """int64: the labels of all words that were not cut off."""
+    rows: Any = samples.rows
+    marks = np.concatenate([row.marks for row in rows])
+    return marks[marks != UNMARKED]
 
 
 def divided(sources: Sequence[LabelledSource], data: Data) -> tuple[GivenRows, GivenRows]:

@@ -52,7 +52,7 @@ def question_rows(content: Content) -> Iterator[QuestionRow]:
         for key, value in (("context", context), ("question", entry.get("question"))):
             if not isinstance(value, str) or not value.strip():
                 raise InputError(f"{place}: expected a text as '{key}', found {_shown(value)}")
-        answers = entry.get("answers", [])
+        answers = entry.get("answers", [] if entry.get("is_impossible") else None)
         if isinstance(answers, dict):  # of a table: lists of texts and of first characters
             columns = (answers.get(key) or [] for key in ("text", "answer_start"))
             answers = [{"text": text, "answer_start": start} for text, start in zip(*columns, strict=False)]
