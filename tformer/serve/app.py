@@ -25,12 +25,13 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tformer.serve.endpoints import ENDPOINTS, Endpoint, openapi
+from tformer.serve.page import play_page
 from tformer.serve.requests import RequestError, read_body
 from tformer.serve.service import Call, Service, until_done
 from tformer.support.errors import InputError, OutOfMemoryError, TformerError
@@ -42,7 +43,7 @@ HEADER_SECONDS, BODY_SECONDS = 15.0, 30.0
 DISCARDED = 4
 """A body up to this number of times the limit is read and forgotten, so that its client gets to read the answer."""
 RETRY_SECONDS = 1
-OPEN_PATHS = ("/health",)
+OPEN_PATHS = ("/", "/health")
 """What is answered without a key."""
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 JSON_TYPE = "application/json"
@@ -79,8 +80,9 @@ def make_app(service: Service) -> Starlette:
         found = {"id": name, "object": "model", "created": entry.created, "owned_by": "tformer"}
         return found | {"uses": entry.uses, "loaded": entry.served is not None}
 
-    document = openapi()
+    document, page = openapi(), play_page()
     routes = [
+        Route("/", lambda request: HTMLResponse(page, headers={"X-Content-Type-Options": "nosniff"})),
         Route("/health", health),
         Route("/metrics", lambda request: PlainTextResponse(service.metrics_text())),
         Route("/openapi.json", lambda request: JSONResponse(document)),

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from tformer.serve import openai, plain, requests
+from tformer.serve import look, openai, plain, requests
 from tformer.serve.openai import Answer
 from tformer.serve.requests import Request
 from tformer.serve.service import Call, Service
@@ -36,6 +36,8 @@ ENDPOINTS = {
     "/classify": Endpoint(requests.ClassifyRequest, plain.classify),
     "/fill": Endpoint(requests.FillRequest, plain.fill),
     "/score": Endpoint(requests.ScoreRequest, plain.score),
+    "/tokenize": Endpoint(requests.TokenizeRequest, look.tokenize),
+    "/look": Endpoint(requests.LookRequest, look.look),
 }
 
 READS = {

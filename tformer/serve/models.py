@@ -69,6 +69,9 @@ class Served(Run):
     def _ready(self, key: Any, prepare: Any) -> list[Loaded]:
         return [self]
 
+    def _in_fp32(self) -> Loaded:
+        return self
+
     def _decoders(self, options: GenerateOptions) -> list[Loaded]:
         own = copy.copy(self)  # languages belong to a request
         choose_languages(own, options.source_language, options.target_language)

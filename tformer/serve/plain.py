@@ -15,7 +15,7 @@ from tformer.decoding.output import translation_document
 from tformer.decoding.prompts import encode_continuation
 from tformer.decoding.score import score_continuations, score_targets
 from tformer.serve.models import Served
-from tformer.serve.openai import TEXTS_AT_ONCE, Answer, Document, pieces
+from tformer.serve.openai import TEXTS_AT_ONCE, Answer, Document, pieces, token_text
 from tformer.serve.requests import (
     ClassifyRequest,
     FillRequest,
@@ -61,15 +61,18 @@ async def generate(service: Service, body: GenerateRequest, call: Call) -> Answe
     """Continuations with the model's own settings; `samples` of each prompt."""
     entry = service.models.find(body.model, "generate")
     call.model = entry.name
-    texts = _listed(body.prompt)
+    prompt = body.prompt if isinstance(body.prompt, list) else [body.prompt]
+    is_ids = isinstance(prompt[0], int)
+    texts: list[Any] = [""] if is_ids else prompt
     writing = await service.write(
         entry,
         body,
         call,
-        lambda run: (encoded(run, texts), texts),
+        lambda run: ([prompt] if is_ids else encoded(run, texts), texts),
         max_new_tokens=body.max_new_tokens,
         is_openai=False,
         logprobs=bool(body.logprobs),
+        alternatives=body.alternatives or 0,
     )
     if body.stream:
         return _streamed(writing, body, call)
@@ -98,7 +101,14 @@ async def _streamed(writing: Writing, body: GenerateRequest, call: Call) -> Asyn
     async for piece in pieces(writing, body, call):
         chunk: Document = {"index": piece.index // count, "sample": piece.index % count, "text": piece.text}
         if piece.token:
-            chunk |= {"id": piece.token.id} | ({"logprob": piece.token.logprob} if body.logprobs else {})
+            chunk |= {"id": piece.token.id}
+            if body.logprobs:
+                tokenizer = writing.run.text_tokenizer
+                chunk |= {"token": token_text(tokenizer, piece.token.id), "logprob": piece.token.logprob}
+                chunk["alternatives"] = [
+                    {"id": other, "token": token_text(tokenizer, other), "logprob": logprob}
+                    for other, logprob in piece.token.alternatives
+                ]
         yield chunk | {"finish_reason": piece.finish}
 
 

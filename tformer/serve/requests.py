@@ -135,9 +135,12 @@ class EmbeddingRequest(Request):
 
 
 class GenerateRequest(Sampling):
-    prompt: Texts
+    prompt: Texts | Ids
     max_new_tokens: int | None = Field(None, ge=1, lt=2**31)
     logprobs: bool | None = None
+    alternatives: int | None = Field(
+        None, ge=0, le=MOST_ALTERNATIVES, description="With logprobs: tokens in the place of each, most probable first."
+    )
 
 
 class TranslateRequest(Request):
@@ -164,6 +167,17 @@ class ClassifyRequest(Request):
 class FillRequest(Request):
     text: Texts
     top_k: int | None = Field(None, ge=1, le=1000, description="Candidates for each mask; null: 5.")
+
+
+class TokenizeRequest(Request):
+    text: Text
+
+
+class LookRequest(Request):
+    ids: Ids | None = Field(None, description="A text of a language model; the last token is looked at.")
+    text: Text | None = Field(None, description="A text that is classified.")
+    text2: Text | None = Field(None, description="The second text of a pair.")
+    what: Literal["attention", "lens", "attribution"]
 
 
 class ScoreRequest(Request):

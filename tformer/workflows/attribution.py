@@ -25,14 +25,17 @@ from tformer.workflows.patching import head_of
 MOST_ANSWERS = 128
 
 
-def attribute_inputs(loaded: Loaded, options: AttributeOptions, work: Work) -> AttributionReport:
-    """What mattered for the chosen answers of the model to `options.text` or `options.image`.
+def attribute_inputs(
+    loaded: Loaded, options: AttributeOptions, work: Work, *, reading: Reading | None = None
+) -> AttributionReport:
+    """What mattered for the chosen answers of the model to `options.text` or `options.image`, or to `reading` in place of both.
 
     Raises InputError for a model without an answer at one place, tokens, labels, positions or a baseline that it does
     not have, and a text without a token that may change.
     """
     head, against = head_of(loaded), options.against
-    loaded, reading = read_options(loaded, options, head)
+    if reading is None:
+        loaded, reading = read_options(loaded, options, head)
     model, methods, sides = loaded.model, options.chosen_methods, reading.sides
     metric = "difference" if against is not None else options.metric or "logit"
     if head == "regression" and against is None and metric != "logit":

@@ -20,7 +20,7 @@ from tformer.inside.answers import answer_id, answer_text, label_names
 from tformer.inside.lens import LensReport, read_lens
 from tformer.inside.logits import attribute_logits
 from tformer.inside.options import LENS_HEADS, LensOptions
-from tformer.inside.reading import places_of, read_options
+from tformer.inside.reading import Reading, places_of, read_options
 from tformer.loading import Loaded, require_kind, weights_hash
 from tformer.support.errors import InputError
 from tformer.workers.work import QUIET, Work
@@ -28,8 +28,12 @@ from tformer.workers.work import QUIET, Work
 NO_PARTS = "an encoder's layers answer through the decoder, which no sum divides into parts"
 
 
-def make_report(loaded: Loaded, options: LensOptions, *, work: Work = QUIET, command: str = "") -> LensReport:
+def make_report(
+    loaded: Loaded, options: LensOptions, *, work: Work = QUIET, command: str = "", reading: Reading | None = None
+) -> LensReport:
     """Read the input, run the model, and divide the logits into parts; with `--tuned` first train the tuned lens.
+
+    reading: in place of the input that the options name.
 
     Raises InputError for a model or an input that has no lens.
     """
@@ -39,7 +43,8 @@ def make_report(loaded: Loaded, options: LensOptions, *, work: Work = QUIET, com
     side = options.stack or own
     if side != own and not model.is_encoder_decoder:
         raise InputError(f"--stack {side}: {loaded.path} has only its {own}")
-    loaded, reading = read_options(loaded, options, head)
+    if reading is None:
+        loaded, reading = read_options(loaded, options, head)
     places, targets = places_of(loaded, reading, options, head)
     against = None if options.against is None else answer_id(loaded, head, options.against, option="--against")
     maps, tuned_notes = _tuned(loaded, options, head, work)

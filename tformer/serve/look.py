@@ -1,0 +1,84 @@
+"""What the page shows beside an answer: the tokens of a text, and where a token or label comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tformer.inside.options import AttributeOptions, LensOptions
+from tformer.inside.reading import Reading, side_of
+from tformer.serve.models import Served
+from tformer.serve.openai import Document, token_text
+from tformer.serve.requests import LookRequest, RequestError, TokenizeRequest
+from tformer.serve.service import Call, Service, encoded
+from tformer.viz.attention.weights import Chosen, compute
+from tformer.workers.work import QUIET
+from tformer.workflows.attribution import attribute_inputs
+from tformer.workflows.lens import make_report
+
+MOST_TOKENS = {"attention": 512, "lens": 512, "attribution": 128}
+"""Of a text that is looked at: attention keeps a matrix of each head, occlusion reads the text once for each token."""
+DIGITS = 4
+
+
+async def tokenize(service: Service, body: TokenizeRequest, call: Call) -> Document:
+    """The tokens of a prompt, as the model reads it."""
+    entry = service.models.find(body.model, "generate")
+    call.model = entry.name
+
+    def tokens(run: Served) -> list[Document]:
+        [ids] = encoded(run, [body.text])
+        return [{"id": token, "text": token_text(run.text_tokenizer, token)} for token in ids]
+
+    return {"model": call.model, "tokens": await service.on_model(entry, tokens)}
+
+
+async def look(service: Service, body: LookRequest, call: Call) -> Document:
+    """Where the last token of some ids, or the label of a text, comes from: attention, lens or attribution."""
+    if (body.ids is None) == (body.text is None):
+        raise RequestError("expected ids or text", param="ids", code="invalid_value")
+    if body.text is not None and body.what != "attribution":
+        raise RequestError(f"what: found {body.what!r}, of a text there is attribution", param="what")
+    entry = service.models.find(body.model, "classify" if body.ids is None else "generate")
+    call.model = entry.name
+    found = await service.on_model(entry, lambda run: _looked(run, body))
+    return {"model": call.model, "what": body.what, **found}
+
+
+def _looked(run: Served, body: LookRequest) -> Document:
+    if body.ids is None:
+        assert body.text is not None
+        report = run.attribute(body.text, text2=body.text2, methods="occlusion")
+        side = "encoder" if "encoder" in report.tokens else "decoder"
+        scores = _rounded(report.scores["occlusion"][side][0])
+        return {"target": report.targets[0], "tokens": list(report.tokens[side]), "scores": scores}
+    tokenizer, ids = run.text_tokenizer, body.ids
+    if not 2 <= len(ids) <= (most := MOST_TOKENS[body.what]):
+        raise RequestError(f"ids: found {len(ids)}, expected 2 to {most} for {body.what}", param="ids")
+    if (largest := max(ids)) >= tokenizer.vocab_size:
+        raise RequestError(f"ids: found {largest}, expected 0 to {tokenizer.vocab_size - 1}", param="ids")
+    side, last = side_of("decoder", tokenizer, ids), len(ids) - 2
+    reading = Reading({"input_ids": torch.tensor([list(ids)])}, {"decoder": side})
+    found: Document = {"target": side.tokens[-1], "tokens": list(side.tokens[:-1])}
+    if body.what == "attention":
+        layers = compute(run, reading, ("decoder",), Chosen())["decoder"].layers
+        return found | {"layers": [[_rounded(head[last, : last + 1]) for head in layer.weights_HTS] for layer in layers]}
+    if body.what == "lens":
+        lens = make_report(run, LensOptions(text="", positions=str(last), top_k=5), reading=reading)
+        tops = zip(lens.top[:, 0].tolist(), lens.lens.top_probabilities[:, 0], strict=True)
+        return found | {
+            "rows": list(lens.lens.rows),
+            "top": [[list(pair) for pair in zip(words, _rounded(shares), strict=True)] for words, shares in tops],
+            "probability": _rounded(lens.lens.probability[:, 0]),
+            "rank": lens.lens.rank[:, 0].tolist(),
+        }
+    options = AttributeOptions(text="", positions=str(last), methods="occlusion")
+    report = attribute_inputs(run, options, QUIET, reading=reading)
+    return found | {"scores": _rounded(report.scores["occlusion"]["decoder"][0][:-1])}
+
+
+def _rounded(values: np.ndarray | Sequence[float]) -> list[Any]:
+    return [None if np.isnan(value) else round(float(value), DIGITS) for value in values]
