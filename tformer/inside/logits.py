@@ -158,7 +158,7 @@ def attribute_logits(
         logits_N = logits_N - _logits(module, output.hidden, places, against)
     require_finite(logits_N, "logits")
     values_NC = torch.stack(list(found.values()), dim=1)
-    return Contributions(tuple(found), values_NC.float().cpu().numpy(), logits_N.float().cpu().numpy())
+    return Contributions(tuple(found), values_NC.cpu().numpy(), logits_N.cpu().numpy())
 
 
 def _through_stack(model: Transformer, side: str, tapped: Mapping[str, Tensor], stream: _Stream) -> Tensor:

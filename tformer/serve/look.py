@@ -56,7 +56,8 @@ def _looked(run: Served, body: LookRequest) -> Document:
         scores = _rounded(report.scores["occlusion"][side][0])
         return {"target": report.targets[0], "tokens": list(report.tokens[side]), "scores": scores}
     tokenizer, ids = run.text_tokenizer, body.ids
-    if not 2 <= len(ids) <= (most := MOST_TOKENS[body.what]):
+    most = min(MOST_TOKENS[body.what], run.model.longest_target + 1)
+    if not 2 <= len(ids) <= most:
         raise RequestError(f"ids: found {len(ids)}, expected 2 to {most} for {body.what}", param="ids")
     if (largest := max(ids)) >= tokenizer.vocab_size:
         raise RequestError(f"ids: found {largest}, expected 0 to {tokenizer.vocab_size - 1}", param="ids")
@@ -65,9 +66,11 @@ def _looked(run: Served, body: LookRequest) -> Document:
     found: Document = {"target": side.tokens[-1], "tokens": list(side.tokens[:-1])}
     if body.what == "attention":
         layers = compute(run, reading, ("decoder",), Chosen())["decoder"].layers
-        return found | {"layers": [[_rounded(head[last, : last + 1]) for head in layer.weights_HTS] for layer in layers]}
+        return found | {
+            "layers": [[_rounded(head[last, : last + 1]) for head in layer.weights_HTS] for layer in layers]
+        }
     if body.what == "lens":
-        lens = make_report(run, LensOptions(text="", positions=str(last), top_k=5), reading=reading)
+        lens = make_report(run, LensOptions(text="", positions=str(last), top_k=5), reading=reading, with_parts=False)
         tops = zip(lens.top[:, 0].tolist(), lens.lens.top_probabilities[:, 0], strict=True)
         return found | {
             "rows": list(lens.lens.rows),

@@ -29,11 +29,19 @@ NO_PARTS = "an encoder's layers answer through the decoder, which no sum divides
 
 
 def make_report(
-    loaded: Loaded, options: LensOptions, *, work: Work = QUIET, command: str = "", reading: Reading | None = None
+    loaded: Loaded,
+    options: LensOptions,
+    *,
+    work: Work = QUIET,
+    command: str = "",
+    reading: Reading | None = None,
+    with_parts: bool = True,
 ) -> LensReport:
     """Read the input, run the model, and divide the logits into parts; with `--tuned` first train the tuned lens.
 
-    reading: in place of the input that the options name.
+    Args:
+        reading: in place of the input that the options name.
+        with_parts: divide the logits, which takes gradients.
 
     Raises InputError for a model or an input that has no lens.
     """
@@ -57,7 +65,7 @@ def make_report(
     logit_lens = read_with()
     lens = logit_lens if maps is None else read_with(translate=maps)
     parts, why = None, NO_PARTS
-    if side == own:
+    if side == own and with_parts:
         others = None if against is None else [against] * len(places)
         try:
             parts = attribute_logits(model, inputs, **common, targets=lens.targets.tolist(), against=others)
