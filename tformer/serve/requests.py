@@ -170,13 +170,13 @@ class FillRequest(Request):
 
 
 class TokenizeRequest(Request):
-    text: Text
+    text: str
 
 
 class LookRequest(Request):
     ids: Ids | None = Field(None, description="A text of a language model; the last token is looked at.")
-    text: Text | None = Field(None, description="A text that is classified.")
-    text2: Text | None = Field(None, description="The second text of a pair.")
+    text: str | None = Field(None, description="A text that is classified.")
+    text2: str | None = Field(None, description="The second text of a pair.")
     what: Literal["attention", "lens", "attribution"]
 
 

@@ -28,7 +28,7 @@ MOST_ANSWERS = 128
 def attribute_inputs(
     loaded: Loaded, options: AttributeOptions, work: Work, *, reading: Reading | None = None
 ) -> AttributionReport:
-    """What mattered for the chosen answers of the model to `options.text` or `options.image`, or to `reading` in place of both.
+    """What mattered for the chosen answers of the model to the options' text or image, or to `reading` in its place.
 
     Raises InputError for a model without an answer at one place, tokens, labels, positions or a baseline that it does
     not have, and a text without a token that may change.
