@@ -52,9 +52,9 @@ def _looked(run: Served, body: LookRequest) -> Document:
     if body.ids is None:
         assert body.text is not None
         report = run.attribute(body.text, text2=body.text2, methods="occlusion")
-        side = "encoder" if "encoder" in report.tokens else "decoder"
-        scores = _rounded(report.scores["occlusion"][side][0])
-        return {"target": report.targets[0], "tokens": list(report.tokens[side]), "scores": scores}
+        name = "encoder" if "encoder" in report.tokens else "decoder"
+        scores = _rounded(report.scores["occlusion"][name][0])
+        return {"target": report.targets[0], "tokens": list(report.tokens[name]), "scores": scores}
     tokenizer, ids = run.text_tokenizer, body.ids
     most = min(MOST_TOKENS[body.what], run.model.longest_target + 1)
     if not 2 <= len(ids) <= most:

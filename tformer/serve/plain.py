@@ -61,7 +61,7 @@ async def generate(service: Service, body: GenerateRequest, call: Call) -> Answe
     """Continuations with the model's own settings; `samples` of each prompt."""
     entry = service.models.find(body.model, "generate")
     call.model = entry.name
-    prompt = body.prompt if isinstance(body.prompt, list) else [body.prompt]
+    prompt: list[Any] = [body.prompt] if isinstance(body.prompt, str) else list(body.prompt)
     is_ids = isinstance(prompt[0], int)
     texts: list[Any] = [""] if is_ids else prompt
     writing = await service.write(
