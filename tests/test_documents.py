@@ -158,7 +158,7 @@ def test_every_message_of_the_troubleshooting_tables_is_one_of_the_code() -> Non
 
 def test_the_table_of_validation_metrics_is_that_of_the_objectives() -> None:
     rows = {"classification": "classification", "multi_label": "several labels", "regression": "regression",
-            "contrastive": "`contrastive`", "similarity": "`similarity`",
+            "contrastive": "`contrastive`", "similarity": "`similarity`", "dpo": "`dpo`",
             "token_classification": "`token_classification`", "question_answering": "`question_answering`",
             "seq2seq": "pairs of texts", "causal_lm": "language models", "masked_lm": "language models"}  # fmt: skip
     guide = (ROOT / "tformer/guide/training.md").read_text().split("may be |\n")[1].split("\n\n")[0]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tformer.build import build_model
 from tformer.data.batching.batch import Batch
-from tformer.data.shards.chat_tokens import LEARNED
+from tformer.data.shards.chat_tokens import LEARNED, SECOND
 from tformer.data.shards.corpus import Example
 from tformer.model import Transformer
 from tformer.nn.losses import IGNORED_LABEL
@@ -23,6 +23,7 @@ from tformer.objectives.chat import ChatOptions
 from tformer.objectives.contrastive import ContrastiveOptions
 from tformer.objectives.denoising import DenoisingOptions
 from tformer.objectives.distillation import Distillation
+from tformer.objectives.dpo import DpoOptions
 from tformer.objectives.labelled import ClassificationOptions, MultiLabelOptions, RegressionOptions
 from tformer.objectives.masked_lm import MaskedLmOptions
 from tformer.objectives.next_sentence import NextSentenceOptions
@@ -44,6 +45,7 @@ LENGTHS = (9, 2, 17, 5)
 KINDS: dict[str, tuple[Any, ...]] = {
     "causal_lm": (CausalLmOptions(weight=0.5),),
     "chat": (ChatOptions(weight=0.5),),
+    "dpo": (DpoOptions(weight=0.5),),
     "masked_lm": (MaskedLmOptions(mask_share=0.3, weight=0.5),),
     "masked_lm,next_sentence": (MaskedLmOptions(mask_share=0.3), NextSentenceOptions(weight=0.5)),
     "replaced_token": (ReplacedTokenOptions(mask_share=0.3),),
@@ -63,7 +65,7 @@ KINDS: dict[str, tuple[Any, ...]] = {
 WHOLE = [kind for kind, options in KINDS.items() if options[0].objective.compares_batch]
 """The cases whose loss is no sum over the examples of a batch."""
 
-DISTILLED = [kind for kind in KINDS if kind not in ("replaced_token", *WHOLE)]
+DISTILLED = [kind for kind in KINDS if kind not in ("replaced_token", "dpo", *WHOLE)]
 """The cases that a student can learn from a teacher."""
 
 
@@ -108,6 +110,10 @@ def samples_of(kind: str, lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> 
         return list(zip(*sides, strict=True))
     if kind == "chat":  # two of three ids are learned
         return [Example(one + LEARNED * (np.arange(len(one)) % 3 > 0)) for one in texts]
+    if kind == "dpo":  # of each answer the first id is its prompt
+        sides = [[one + LEARNED * (np.arange(len(one)) > 0) for one in side] for side in (texts, others)]
+        second = [one + SECOND * (np.arange(len(one)) == 0) for one in sides[1]]
+        return [Example(np.concatenate(both)) for both in zip(sides[0], second, strict=True)]
     if kind in ("masked_lm", "replaced_token"):
         return [Example(np.array([CLS, *one, SEP])) for one in texts]
     return texts
@@ -134,7 +140,7 @@ def context_of(**more: Any) -> ObjectiveContext:
 def make(kind: str, *, context: dict[str, Any] | None = None, **options: Any) -> Objective:
     """The objective of a case; `options` replace those that it has."""
     more: dict[str, Any] = {}
-    if "decoder" in OBJECTIVES[kind.split(",")[0]].parts and kind not in ("causal_lm", "chat"):
+    if "decoder" in OBJECTIVES[kind.split(",")[0]].parts and kind not in ("causal_lm", "chat", "dpo"):
         more["target"] = DecoderTokens(start=BOS, eos=EOS)
     if kind == "replaced_token":
         more["generator"] = model_of("masked_lm", seed=1)
@@ -178,8 +184,9 @@ def distillation(kind: str, teacher: Transformer, **options: Any) -> Distillatio
     return Distillation(make(kind, weight=weight), forward, **values)
 
 
-def rows_of(batch: Batch, rows: slice) -> Batch:
-    return replace(batch._map(lambda tensor: tensor[rows]), num_tokens=-1)
+def rows_of(batch: Batch, rows: slice, *, parts: int = 1) -> Batch:
+    """The rows of some examples. parts: equal parts of the batch, each with a row of every example."""
+    return replace(batch._map(lambda each: torch.cat([part[rows] for part in each.chunk(parts)])), num_tokens=-1)
 
 
 def step(objective: Objective, model: Transformer, batches: list[Batch]) -> tuple[float, dict[str, Tensor]]:

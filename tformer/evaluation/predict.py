@@ -27,7 +27,7 @@ from tformer.decoding.inference import inference
 from tformer.metrics.text import perplexity
 from tformer.nn.heads import Output
 from tformer.nn.losses import IGNORED_LABEL
-from tformer.objectives.base import Objective
+from tformer.objectives.base import MEAN, Objective
 from tformer.support.errors import InputError, require_finite
 from tformer.support.processes import process_lock
 from tformer.workers.work import QUIET, Work
@@ -199,6 +199,7 @@ class Tally:
         - loss: sum over the terms of weight * sum / count, as in training but without dropout and augmentation;
         - <term>_loss: sum / count, where there are several terms;
         - accuracy, and <name>_accuracy for each further part that reports one (next_sentence, generator);
+        - the means that the objective names, such as margin;
         - perplexity where tokens are predicted, never smoothed;
         - examples: number of examples.
         """
@@ -211,6 +212,8 @@ class Tally:
             if name.endswith("correct"):
                 prefix = name.removesuffix("correct")
                 metrics[f"{prefix.replace('.', '_')}accuracy"] = _ratio(sums[name], sums[f"{prefix}count"])
+        means = {name.removeprefix(MEAN): value for name, value in sums.items() if name.startswith(MEAN)}
+        metrics |= {name: _ratio(value, sums["count"]) for name, value in means.items()}
         if self.predicts_tokens:
             metrics["perplexity"] = perplexity(_ratio(sums["nll_sum"], sums["count"]))
         return metrics | {"examples": self.examples}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -68,6 +68,7 @@ class AdaptedCheckpoint(Checkpoint):
 
     own: Checkpoint = field(kw_only=True)
     base: Checkpoint = field(kw_only=True)
+    changed: bool = True  # by the adapters; False: the base alone
 
     @cached_property
     def _model(self) -> Transformer:
@@ -121,7 +122,7 @@ class AdaptedCheckpoint(Checkpoint):
             if name in model.base_names and (form := frozen_form(model, name, lora.weights)) != "fp32":
                 tensor = FrozenMatrix(tensor, form, kernels).dense()
             adapter = matrices[path][0].adapter if kind == "weight" and path in matrices else None
-            if adapter is not None:
+            if self.changed and adapter is not None:
                 adapter.to_empty(device="cpu")
                 adapter.load_state_dict({key: own[f"{path}{ADAPTER}{key}"] for key in adapter.state_dict()})
                 tensor = adapter.merged(tensor)
@@ -148,6 +149,15 @@ def with_base(own: Checkpoint, *, instead: str | Path | None = None) -> Checkpoi
         own=own,
         base=base,
     )
+
+
+def base_of(path: Path) -> Checkpoint:
+    """The base beside which adapters were trained. Errors: a checkpoint without adapters; those of `open_base`."""
+    checkpoint = with_base(read_checkpoint(path))
+    if not isinstance(checkpoint, AdaptedCheckpoint):
+        hint = "evaluate the run that was trained with --lora, as it was before tformer merge"
+        raise InputError(f"{path} has no adapters, so there is no base to compare it with", hint=hint)
+    return replace(checkpoint, changed=False)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 Metric = Literal[
     "loss", "accuracy", "f1_binary", "f1_macro", "f1_micro", "mcc", "pearson", "spearman", "bleu", "chrf",
-    "sequence_accuracy", "recall_1", "mrr", "ndcg_10", "exact_match", "f1"
+    "sequence_accuracy", "recall_1", "mrr", "ndcg_10", "exact_match", "f1", "margin"
 ]  # fmt: skip
 """Metrics that may decide which checkpoint is the best."""
 

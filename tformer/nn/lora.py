@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -218,6 +219,19 @@ def frozen_form(model: nn.Module, name: str, form: BaseFormat) -> BaseFormat:
     if isinstance(module, TokenEmbedding | VocabularyHead):
         return "fp32" if module.fixnorm else "bf16"
     return form if isinstance(module, Linear) and path.partition(".")[0] in STACKS else "fp32"
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Within this context an adapted model is its frozen base."""
+    adapters = {module: module.adapter for module in model.modules() if isinstance(module, Linear)}
+    for linear in adapters:
+        linear.adapter = None
+    try:
+        yield
+    finally:
+        for linear, adapter in adapters.items():
+            linear.adapter = adapter
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from tformer.objectives.causal_lm import CausalLmOptions
 from tformer.objectives.chat import ChatOptions
 from tformer.objectives.contrastive import ContrastiveOptions
 from tformer.objectives.denoising import DenoisingOptions
+from tformer.objectives.dpo import DpoOptions
 from tformer.objectives.labelled import ClassificationOptions, MultiLabelOptions, RegressionOptions
 from tformer.objectives.masked_lm import MaskedLmOptions
 from tformer.objectives.next_sentence import NextSentenceOptions
@@ -51,6 +52,7 @@ ObjectiveOptions = (
     | Seq2SeqOptions
     | SpanCorruptionOptions
     | DenoisingOptions
+    | DpoOptions
 )
 
 OBJECTIVES: dict[str, type[Objective]] = {options.kind: options.objective for options in get_args(ObjectiveOptions)}

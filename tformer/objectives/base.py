@@ -33,13 +33,19 @@ from tformer.support.decoding import Use, keys_for
 from tformer.support.errors import InputError
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
-DataKind = Literal["text", "masked_text", "sentences", "labelled", "tagged", "questions", "pairs", "text_pairs", "chat"]
+DataKind = Literal[
+    "text", "masked_text", "sentences", "labelled", "tagged", "questions", "pairs", "text_pairs", "chat", "preferences"
+]  # fmt: skip
 """Kinds of training data: text in windows, text that the objective corrupts, sentences, labelled examples, labelled
-words, questions with a context, pairs of a source and a target, pairs of texts that are read alone, conversations.
+words, questions with a context, pairs of a source and a target, pairs of texts that are read alone, conversations,
+answers of which one was preferred.
 """
 
 WINDOWED: frozenset[DataKind] = frozenset({"text", "masked_text"})
 """The kinds that are cut into windows, as `data.packing` says."""
+
+MEAN = "mean "
+"""Begins the names of metrics of an objective that are sums over the examples of its only term."""
 
 TOKEN_HINTS = {
     "mask": ("a mask token ([MASK] or <mask>)", "--template bert, roberta or seq2seq (tokenizer.train.template)"),
@@ -173,6 +179,7 @@ class Objective:
         trains_bodies: whether it usually trains a body that another objective has trained.
         reads_scores: whether the pairs of texts that it reads have scores.
         compares_batch: whether its loss is no sum over the examples of a batch, so that a batch is never divided.
+        compares_base: whether its loss compares the model with the frozen base of its adapters.
         shares_forward: whether `terms` forms its loss from one forward pass that other objectives share.
         predicts: what the labels are, as a phrase for users.
         room: maximum tokens of text per example, where the objective adds tokens itself; None: `seq_len`.
@@ -198,6 +205,7 @@ class Objective:
     trains_bodies: ClassVar[bool] = False
     reads_scores: ClassVar[bool] = False
     compares_batch: ClassVar[bool] = False
+    compares_base: ClassVar[bool] = False
     shares_forward: ClassVar[bool] = True
     predicts: ClassVar[str]
     room: int | None = None

@@ -250,6 +250,11 @@ def _unfit_adapters(recipe: Recipe) -> Iterator[Problem]:
     if recipe.generator is not None:
         text = "found a rank, expected null: the objective trains two models, and adapters change one"
         yield Problem(("lora", "rank"), text)
+    kinds = [options.kind for options in recipe.objectives if options.objective.compares_base]
+    for key, expected in (("train", "[]"), ("dropout", "0")) if kinds else ():
+        if found := getattr(recipe.lora, key):
+            text = f"found {found if key == 'dropout' else list(found)}, expected {expected} with {kinds[0]}"
+            yield Problem(("lora", key), f"{text}, which compares the adapters with an unchanged base")
     if (kind := recipe.training.parallel.kind) in ("fsdp", "hsdp"):
         text = f"found {kind}, expected auto or ddp with adapters: each process reads the base"
         yield Problem(("training", "parallel", "kind"), text, "--parallel ddp")

@@ -10,6 +10,7 @@
     pairs          sources and targets
     text_pairs     pairs of texts whose vectors are compared
     chat           conversations
+    preferences    prompts with a chosen and a rejected answer
     continuations  prompts and given continuations (`evaluate --score`)
     benchmarks     tasks of lm_eval (`evaluate --tasks`)
 
@@ -33,6 +34,7 @@ from tformer.tasks.images import Images
 from tformer.tasks.labelled import Labelled
 from tformer.tasks.masked_text import MaskedText
 from tformer.tasks.pairs import Pairs
+from tformer.tasks.preferences import Preferences
 from tformer.tasks.questions import Questions
 from tformer.tasks.sentences import Sentences
 from tformer.tasks.tagged import Tagged
@@ -50,6 +52,7 @@ TASKS: dict[str, Task] = {
     "pairs": Pairs(),
     "text_pairs": TextPairs(),
     "chat": Chat(),
+    "preferences": Preferences(),
     "continuations": Continuations(),
     "benchmarks": Benchmarks(),
 }

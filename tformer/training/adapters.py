@@ -46,6 +46,10 @@ class BasePlaces:
         model = self._model
         model.retie()
         new = {name for name, each in model.named_parameters() if each.is_meta}
+        for options in self._recipe.objectives if new else ():
+            if options.objective.compares_base:
+                hint = "train its base with --objective causal_lm first"
+                raise InputError(f"{options.kind} compares with the base, which has no {min(new)}", hint=hint)
         for name in new:
             path, _, own = name.rpartition(".")
             shape = model.get_parameter(name).shape

@@ -168,6 +168,7 @@ class TrainingDisplay(Observer):
         loss = "n/a" if record["loss"] is None else f"{record['loss']:.4f}"
         rate = record["tokens_per_second"]
         terms = [f"{key.removesuffix('_loss')} {value:.4f}" for key, value in record.items() if key.endswith("_loss")]
+        terms += [form.format(record[name]) for name, form in self._shown_metrics.items() if name in record]
         parts = [f"loss {loss}", *terms, f"lr {record['lr']:.2e}", f"{short_rate(rate)} {self.unit}/s"]
         if self._processes > 1:
             parts[-1] += f" ({short_rate(rate / self._processes)} each)"

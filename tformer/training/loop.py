@@ -29,7 +29,7 @@ from tformer.data.batching.batch import Batch
 from tformer.metrics import HIGHER_IS_BETTER, lower_is_better
 from tformer.nn.structured_dropout import SharedDraws, Step, drawing_modules, step_listeners
 from tformer.objectives import OBJECTIVES
-from tformer.objectives.base import Objective, total_loss
+from tformer.objectives.base import MEAN, Objective, total_loss
 from tformer.optim.ema import Ema
 from tformer.optim.optimizers import NamedOptimizer
 from tformer.optim.schedules import Schedule
@@ -310,11 +310,13 @@ class Trainer:
                 module.shared = shared
 
     def _loss(self, batch: Batch, totals: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
-        """This process's part of the loss, and of each term where there are several."""
+        """This process's part of the loss, of each term where there are several, and of the means that are logged."""
         result = self.parts.objective.loss(self.parts.forward, batch)
         loss = total_loss(result.terms, totals)
         terms = result.terms if len(result.terms) > 1 else {}
         parts = {name: term.sum.detach().float() / totals[name] for name, term in terms.items()}
+        means = {name: value for name, value in result.metrics.items() if name.startswith(MEAN)}
+        parts |= {name: value.float() / next(iter(totals.values())) for name, value in means.items()}
         if batch.is_counted:
             return loss, parts
         return loss * 0.0, dict.fromkeys(parts, torch.zeros_like(loss.detach()))
@@ -374,7 +376,8 @@ class Trainer:
             "tokens_per_second": rate,
             "seconds": state.seconds,
         }
-        record |= {f"{name}_loss": total / sums.steps for name, total in sums.terms.items()}
+        for name, total in sums.terms.items():
+            record[name.removeprefix(MEAN) if name.startswith(MEAN) else f"{name}_loss"] = total / sums.steps
         record |= self.hooks.log_metrics()
         if self.peak_flops:
             record["peak_share"] = rate * self.flops_per_token / self.peak_flops

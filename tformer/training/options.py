@@ -248,8 +248,9 @@ class TrainOptions:
         OBJECTIVE(
             "--objective",
             metavar="NAME",
-            help="causal_lm, chat, masked_lm[,next_sentence], replaced_token, classification, multi_label, regression, "
-            "token_classification, question_answering, contrastive, similarity, seq2seq, span_corruption or denoising.",
+            help="causal_lm, chat, dpo, masked_lm[,next_sentence], replaced_token, classification, multi_label, "
+            "regression, token_classification, question_answering, contrastive, similarity, seq2seq, span_corruption "
+            "or denoising.",
             default=PRESETS,
         ),
     ] = None

@@ -113,6 +113,10 @@ def find_start(
         start = _init_from(options, options.init_from)
     else:
         start = replace(_new(options), out=options.out)
+    for each in start.recipe.objectives:
+        if each.objective.compares_base and start.recipe.lora is None:
+            text = f"{each.kind} compares the model with the frozen base of its adapters, found no adapters"
+            raise InputError(text, hint="--init-from MODEL --lora")
     start = replace(start, dry_run=options.dry_run, run=run)
     teacher = start.recipe.teacher
     if with_teacher and teacher is not None and teacher.path is not None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
+from tformer.data.permutation import span_of
 from tformer.data.shards.corpus import TokenCorpus
 from tformer.data.sources.conversations import Conversation, ConversationSource
 from tformer.support.errors import InputError
@@ -16,6 +18,30 @@ from tformer.workers.work import QUIET, Work
 
 LEARNED = 1 << 31
 """Added to the ids of answers in a corpus: no vocabulary has as many entries."""
+
+
+SECOND = 1 << 30
+"""Added to the first id of the second sequence of a document: no vocabulary has as many entries."""
+
+
+@dataclass(frozen=True)
+class WholeDocuments(TokenCorpus):
+    """A corpus whose documents are never divided."""
+
+    def split(self, *, fraction: float) -> tuple[TokenCorpus, TokenCorpus]:
+        """(training part, validation part): the last `fraction` of the documents, at least one."""
+        count = len(self.document_offsets) - 1
+        if count < 2:
+            raise InputError(f"{self.name}: 1 example is too few to hold one out", hint="give more, or --valid FILE")
+        cut = min(max(1, round(count * (1 - fraction))), count - 1)
+        return self._documents(0, cut), self._documents(cut, count)
+
+    def share(self, *, fraction: float, seed: int) -> TokenCorpus:
+        """Connected documents, at a place fixed by the seed."""
+        return self._documents(*span_of(len(self.document_offsets) - 1, fraction=fraction, seed=seed))
+
+    def _documents(self, start: int, stop: int) -> TokenCorpus:
+        return self.subset(int(self.document_offsets[start]), int(self.document_offsets[stop]))
 
 
 def marked_ids(conversation: Conversation, template: ChatTemplate) -> np.ndarray:
@@ -39,41 +65,51 @@ def marked_ids(conversation: Conversation, template: ChatTemplate) -> np.ndarray
     return ids + LEARNED * answers
 
 
-def chat_corpus(
+def chat_corpus(source: ConversationSource, template: ChatTemplate, **options: Any) -> TokenCorpus:
+    """The conversations that have an answer within seq_len + 1 ids. options, errors: of `marked_corpus`."""
+    key = f"{template.tokenizer.sha256} {template.source}"
+    return marked_corpus(source, lambda row: [marked_ids(row, template)], key=key, **options)
+
+
+def marked_corpus(
     source: ConversationSource,
-    template: ChatTemplate,
+    encode: Callable[[Any], Sequence[np.ndarray]],
     *,
+    key: str,
     seq_len: int,
     overlong: Literal["drop", "truncate"],
+    unit: str = "conversations",
+    kind: type[TokenCorpus] = TokenCorpus,
     work: Work = QUIET,
 ) -> TokenCorpus:
-    """The conversations that have an answer within seq_len + 1 ids, each a document.
+    """The rows whose sequences each have an answer within seq_len + 1 ids; all sequences of a row are one document.
 
-    overlong: longer ones are left out, or cut at their end. Raises InputError for a wrong row, for messages that the
-    template refuses, and where nothing is left; Interrupted if `work` is stopped.
+    encode: the marked ids of a row's sequences. key: of how it encodes, for the fingerprint. overlong: longer rows are
+    left out, or cut at their end. Raises InputError for a wrong row, for messages that the template refuses, and where
+    nothing is left; Interrupted if `work` is stopped.
     """
     parts: list[np.ndarray] = []
     read = too_long = 0
     for row in source.rows():
         work.raise_if_stopped(f"while tokenizing {source.name}")
-        ids = marked_ids(row, template)
-        fits = len(ids) <= seq_len + 1
+        found = encode(row)
+        fits = max(map(len, found)) <= seq_len + 1
         read, too_long = read + 1, too_long + (not fits)
-        ids = ids[: seq_len + 1]
-        if (fits or overlong == "truncate") and ids.max(initial=0) >= LEARNED:
-            parts.append(ids)
+        cut = [ids[: seq_len + 1] for ids in found]
+        if (fits or overlong == "truncate") and all(ids.max(initial=0) >= LEARNED for ids in cut):
+            parts.append(np.concatenate(cut))
         work.report(read)
     if not parts:
         raise InputError(
-            f"{source.name}: none of {read:,} conversations is left: {too_long:,} are longer than {seq_len:,} tokens",
+            f"{source.name}: none of {read:,} {unit} is left: {too_long:,} are longer than {seq_len:,} tokens",
             hint="cut them with --set data.overlong=truncate, or raise data.seq_len with --set",
         )
     done = "left out" if overlong == "drop" else "cut at their end"
-    note = f"{source.name}: {too_long:,} of {read:,} conversations are longer than {seq_len:,} tokens: {done}"
+    note = f"{source.name}: {too_long:,} of {read:,} {unit} are longer than {seq_len:,} tokens: {done}"
     starts = np.cumsum([0, *map(len, parts[:-1])]).tolist()
-    key = f"{source.fingerprint()} {template.tokenizer.sha256} {template.source} {seq_len} {overlong}"
+    key = f"{source.fingerprint()} {key} {seq_len} {overlong}"
     return replace(
-        TokenCorpus.from_ids(np.concatenate(parts), documents=starts, name=source.name),
+        kind.from_ids(np.concatenate(parts), documents=starts, name=source.name),
         fingerprint=hashlib.sha256(key.encode()).hexdigest(),
         notes=(note,) if too_long else (),
     )

@@ -1,0 +1,131 @@
+"""Preferences: a prompt, the answer that was chosen, and the one that was rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import islice
+from os.path import commonprefix
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tformer.build import build_model
+from tformer.data.batching.windows import LmWindows, Windows
+from tformer.data.encoding import encode_prompt
+from tformer.data.shards.chat_tokens import LEARNED, SECOND, WholeDocuments, marked_corpus
+from tformer.data.shards.corpus import Example, TokenCorpus
+from tformer.data.sources.conversations import ConversationSource
+from tformer.data.sources.preferences import KEYS, Preference, open_preferences
+from tformer.decoding.prompts import encode_continuation
+from tformer.interop.adapters import base_of
+from tformer.loading import Loaded, load_weights
+from tformer.nn.init import NoDraws
+from tformer.objectives.base import ObjectiveContext
+from tformer.objectives.dpo import Dpo
+from tformer.recipe.recipe import Recipe
+from tformer.recipe.sections import Data, SourceSpec
+from tformer.support.errors import InputError
+from tformer.tasks.base import ChosenData, GivenExample, HeldOut, RowKeys, Tokenizers, note_bad_rows
+from tformer.tasks.chat import Chat
+from tformer.tasks.text import Corpora
+from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.chat import ChatTemplate
+from tformer.workers.work import Work
+
+
+class Preferences(Chat):
+    """Preferences between two answers to a prompt, of texts or in the chat template."""
+
+    description = "a model of preferences"
+    tokenizer_texts = "preferences"
+    row_keys: ClassVar[RowKeys] = (KEYS,)
+
+    def open(
+        self, specs: Sequence[SourceSpec], data: Data | ChosenData, recipe: Recipe
+    ) -> Sequence[ConversationSource]:
+        if not specs:
+            raise InputError("dpo has no built-in data", hint="give preferences: --data FILE.jsonl")
+        return open_preferences(specs, reading=data.reading)
+
+    def resolved(self, recipe: Recipe, sources: Sequence[Any], tokenizer: Tokenizer) -> Recipe:
+        """With what chat needs where the first row has messages."""
+        has_messages = any(row.prompt is None for source in sources[:1] for row in islice(source.rows(), 1))
+        return super().resolved(recipe, sources, tokenizer) if has_messages else recipe
+
+    def corpus(self, source: Any, tokenizer: Tokenizer, recipe: Recipe, work: Work) -> TokenCorpus:
+        """The preferences of a source, those that are too long left out or cut. Errors: none is left."""
+        template = recipe.tokenizer.chat_template
+        encode, key = (
+            partial(marked_sides, tokenizer=tokenizer, chat_template=template),
+            f"{tokenizer.sha256} {template}",
+        )
+        with work.part(f"tokenizing {source.name}", unit="preferences") as part:
+            found = marked_corpus(
+                source, encode, key=key, seq_len=recipe.seq_len, overlong=recipe.data.overlong, unit="preferences",
+                kind=WholeDocuments, work=part,
+            )  # fmt: skip
+        note_bad_rows([source], work)
+        return found
+
+    def cut(
+        self, recipe: Recipe, corpora: Corpora, tokenizer: Tokenizer, *, room: int | None, moves: bool = True
+    ) -> Sequence[Windows]:
+        """One preference each."""
+        return [LmWindows(corpus, 2 * recipe.seq_len + 1, packing="none") for corpus in corpora]
+
+    def first_try(self, recipe: Recipe) -> tuple[str, ...]:
+        return ("generate", "--prompt", "The ") if recipe.tokenizer.chat_template is None else ("chat",)
+
+    def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
+        """A prompt, a chosen answer (without one the prompt again), and as the rejected one nothing but an end."""
+        given.require(needs="text", may="target", reader=self.description)
+        tokenizer, _ = tokenizers
+        assert tokenizer is not None and given.text is not None
+        chosen = given.text if given.target is None else given.target
+        sides = marked_sides(Preference(given.text, chosen, "", "", "--text"), tokenizer, None)
+        if (longest := max(map(len, sides))) > recipe.seq_len + 1:
+            raise InputError(f"--text has {longest} tokens, the model reads {recipe.seq_len}")
+        return Example(np.concatenate(sides)), self.context(recipe, tokenizer)
+
+    def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> HeldOut:
+        """The preferences, with the base beside the model. Errors: a model without a base to compare with."""
+        checkpoint, vocab_size = base_of(loaded.path), loaded.text_tokenizer.vocab_size
+        found, device = super().held_out(loaded, data, work), next(loaded.model.parameters()).device
+        with NoDraws():
+            base = build_model(loaded.recipe.model, vocab_size=vocab_size, device=device).eval()
+        load_weights(base, checkpoint)
+        base.compute_dtype = loaded.model.compute_dtype
+        assert isinstance(found.objective, Dpo)
+        found.objective.base = base
+        return found
+
+
+def marked_sides(row: Preference, tokenizer: Tokenizer, chat_template: str | None) -> list[np.ndarray]:
+    """int64 [t] of both sides, as `generate` reads the prompt and writes the answer and its end, with their marks.
+
+    Messages are in the chat template, and the answers from the first that differs on are marked. Raises InputError,
+    with the row's place, for messages that the template refuses.
+    """
+    if row.prompt is not None:
+        prompt, end = encode_prompt(tokenizer, row.prompt), tokenizer.special.eos
+        ends = [] if end is None else [end]
+        ids = [
+            [*prompt, *encode_continuation(tokenizer, row.prompt, text), *ends] for text in (row.chosen, row.rejected)
+        ]
+        marks = [np.ones(len(each), dtype=bool) for each in ids]
+        start = len(prompt)
+    else:
+        template = ChatTemplate(tokenizer, chat_template)
+        try:
+            found = [template.encode(messages) for messages in (row.chosen, row.rejected)]
+        except InputError as error:
+            raise InputError(f"{row.place}: {error.message}", hint=error.hint) from error
+        ids, marks = [each.ids for each in found], [each.answers for each in found]
+        start = len(commonprefix(ids))  # noqa: RUF071 (these are no paths)
+        while start and marks[0][start - 1]:
+            start -= 1
+    marks = [each & (np.arange(len(each)) >= start) for each in marks]
+    chosen, rejected = (np.array(each, dtype=np.int64) + LEARNED * mark for each, mark in zip(ids, marks, strict=True))
+    rejected[0] += SECOND
+    return [chosen, rejected]
