@@ -90,6 +90,25 @@ def test_every_answer_ends_with_a_token_that_stops_generation(name: str) -> None
     assert len(last) == 2 and set(last) <= set(template.ends)
 
 
+@pytest.mark.parametrize(
+    ("answer", "end"),
+    [
+        ("<|think|></s>{{ m.content }}<|end|>", "<|end|>"),  # other control tokens stand before the text
+        ("{{ m.content }}{% if loop.last %}<|last|>{% else %}<|end|>{% endif %}", "<|last|>"),
+        ("{{ m.content }}", "<|user|>"),  # only the next message begins with one
+    ],
+)
+def test_an_answer_ends_with_the_control_token_after_its_text(answer: str, end: str) -> None:
+    """Also in a template whose answers cannot be told apart, such as those of models that think."""
+    source = (
+        f"{{% for m in messages %}}<|user|>{{% if m.role != 'user' %}}{answer}{{% else %}}x{{% endif %}}{{% endfor %}}"
+    )
+    rust = byte_tokenizer(("<|think|>", "<|end|>", "<|last|>", "<|user|>", "</s>"))
+    tokenizer = Tokenizer.from_json(rust.to_str())
+    template = ChatTemplate(tokenizer.with_special(SpecialIds(eos=tokenizer.token_id("</s>"))), source)
+    assert [tokenizer.token(token) for token in template.ends] == [end, "</s>"]
+
+
 def test_control_tokens_typed_in_a_message_stay_text() -> None:
     template, _ = template_of("chatml")
     end = template.tokenizer.token_id("<|im_end|>")

@@ -46,7 +46,7 @@ MAX_BYTES = 1 << 18  # of a file, which the recipe holds
 TYPED, TYPED_END, ANSWER, ANSWER_END = map(chr, range(0xFDD0, 0xFDD4))
 """Marks in a rendered text, which are no characters in Unicode: around typed control tokens, and around answers."""
 _MARK = re.compile(f"([{TYPED}{TYPED_END}{ANSWER}{ANSWER_END}])")
-PROBE: tuple[Message, ...] = ({"role": "user", "content": "x"}, {"role": "assistant", "content": "y"})
+PROBE: tuple[Message, ...] = ({"role": "user", "content": "xxx"}, {"role": "assistant", "content": "yyy"})
 ROLES = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
 
 
@@ -107,10 +107,13 @@ class ChatTemplate:
 
     @cached_property
     def ends(self) -> tuple[int, ...]:
-        """The ids that end an answer: the first special token after the text of one, and the end of a text."""
-        found, eos = self.encode(PROBE), self.tokenizer.special.eos
-        last = [token for token in np.array(found.ids)[found.answers].tolist() if self.tokenizer.is_special(token)]
-        return tuple(dict.fromkeys([*last[:1], *([] if eos is None else [eos])]))
+        """The ids that end an answer: the first special token after its text, and the end of a text."""
+        # A template may end the last answer in its own way, or leave its end to the message that follows.
+        texts = (self._rendered(messages) for messages in (PROBE, (*PROBE, PROBE[0])))
+        found = (self._control.search(text.partition(PROBE[1]["content"])[2]) for text in texts)
+        end = next(filter(None, found), None)
+        ids = (None if end is None else self.tokenizer.token_id(end[0]), self.tokenizer.special.eos)
+        return tuple(dict.fromkeys(token for token in ids if token is not None))
 
     def _rendered(self, messages: Sequence[Message], *, prompt: bool = False) -> str:
         """The text with its marks."""
