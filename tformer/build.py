@@ -109,6 +109,8 @@ def add_adapters(model: Transformer, recipe: Model, lora: Lora) -> None:
         dropout=lora.dropout,
         dora=lora.dora,
     )
+    if not any(linear.adapter for linear, _ in projections(model).values()):
+        raise InputError("lora.train: no matrix is left for an adapter", hint="train without --lora, or name fewer")
 
 
 def count_parameters(model: Model, vocab_size: int | None = None, **sizes: Any) -> int:

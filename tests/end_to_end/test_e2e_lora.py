@@ -86,6 +86,20 @@ def test_all_commands_take_the_run_and_a_merged_one_is_equal(
         assert outcome.code == 0, (words, outcome.err)
 
 
+@pytest.mark.slow
+def test_reports_and_pictures_take_the_run(adapt: Cli, cli: Cli, text_file: Path) -> None:
+    adapt("--out", "run")
+    for words in (
+        ("generate", "run", "--ensemble", "base", "--prompt", "the"), ("embed", "run", "--text", "a"),
+        ("average", "--last", 2, "run", "--out", "mean"), ("evaluate", "mean", "--data", text_file),
+        ("viz-tokens", "run", "--text", "the cat"), ("viz-embeddings", "run"), ("heads", "run"),
+        ("patch", "run", "--ablate", "zero", "--data", text_file), ("tokenize", "run", "--text", "the cat"),
+        ("runs", "show", "run"), ("runs", "compare", "run", "base"), ("plot", "run", "-o", "plot.svg"),
+    ):  # fmt: skip
+        outcome = cli(*words)
+        assert outcome.code == 0, (words, outcome.err)
+
+
 @pytest.mark.parametrize("sets", [
     (), ("lora.dora=true", "lora.dropout=0.2"), ("lora.weights=int8", "lora.rslora=true"), ("lora.weights=bf16",),
     ("lora.weights=int4", "lora.dora=true"), ("training.ema_decay=0.9",),
@@ -160,8 +174,15 @@ def test_new_heads_are_trained_in_full_beside_the_adapters(
     words = ("--data", data, "--objective", objective, "--max-steps", 8, "--out", tmp_path / "run")
     outcome = cli("train", "--init-from", run, "--lora", 2, *words)
     assert outcome.code == 0, outcome.err
-    outcome = cli("evaluate", tmp_path / "run", "--data", data)
-    assert outcome.code == 0, outcome.err
+    run, labelled = (
+        tmp_path / "run",
+        (("classify", "--text", "a cat"), ("attribute", "--text", "a cat", "-o", tmp_path / "a.html")),
+    )
+    pruned = ("prune", "--drop-heads", 0.5, "--data", data, "--out", tmp_path / "pruned")
+    more = (*labelled, pruned) if kind == "single" else ()
+    for command, *rest in (("evaluate", "--data", data), *more):
+        outcome = cli(command, run, *rest)
+        assert outcome.code == 0, (command, outcome.err)
 
 
 # --- wrong inputs -----------------------------------------------------------------------------------------------------
@@ -177,7 +198,19 @@ REFUSALS: dict[str, tuple[tuple[object, ...], str]] = {
         ("--set", "lora.train=[classifier]"),
         "lora.train: found 'classifier', expected names",
     ),
-    "fsdp": (("--parallel", "fsdp"), "training.parallel.kind: found fsdp, expected auto or ddp with adapters"),
+    "no rank": (("--lora-targets", ""), "lora.targets: found '', expected names or patterns of q, k"),
+    "targets outside the stacks": (("--lora-targets", "heads.*"), "lora.targets: found 'heads.*', expected names or"),
+    "rank above the matrices": (("--lora", 17), "--lora: lora.rank: found 17, expected at most 16"),
+    "infinite alpha": (("--set", "lora.alpha=1e400"), "lora.alpha: found inf, expected a finite number"),
+    "rounded, all trained": (
+        ("--lora-weights", "int8", "--set", "lora.train=['*']"),
+        "lora.train: no matrix is left for an adapter",
+    ),
+    "another size": (("--set", "model.d_model=32"), "its body does not fit this model"),
+    "fsdp": (
+        ("--parallel", "fsdp"),
+        "--parallel: training.parallel.kind: found fsdp, expected auto or ddp with adapters",
+    ),
     "embeddings": (("--embeddings", "vectors.txt"), "--init-from and --embeddings exclude each other"),
 }
 

@@ -45,6 +45,7 @@ FLAG_NAMES = {
     "lora.rank": "--lora",
     "lora.targets": "--lora-targets",
     "lora.weights": "--lora-weights",
+    "training.parallel.kind": "--parallel",
     "embeddings.path": "--embeddings",
     "embeddings.target_path": "--target-embeddings",
 }

@@ -225,6 +225,10 @@ def _on_base(recipe: Recipe, checkpoint: Checkpoint) -> Recipe:
             f"--lora: {checkpoint.path} holds adapters itself, expected a whole model",
             hint=f"make it one: tformer merge {checkpoint.path} --out DIR; or train all its weights without --lora",
         )
+    specs = checkpoint.specs("weights").items()
+    most = max(min(spec.shape) for name, spec in specs if name.startswith(("encoder.", "decoder.")) and spec.shape[1:])
+    if (rank := recipe.lora.rank) > most:
+        raise InputError(f"--lora: lora.rank: found {rank}, expected at most {most}, the smaller side of the matrices")
     base = LoraBase(path=str(checkpoint.path.absolute()), sha256=checkpoint.sha256)
     return recipe.model_copy(update={"lora": recipe.lora.model_copy(update={"base": base})})
 
