@@ -217,6 +217,17 @@ def test_a_common_prefix_is_computed_once(together: bool, monkeypatch: pytest.Mo
         assert_same(texts(request), answers)
 
 
+def test_short_prompts_are_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, lengths = tiny_model("learned"), (4, 9, 2, 30)
+    expected = [alone(model, ids_of(length), GREEDY) for length in lengths]
+    scheduler, shapes = Scheduler(model, chunk=20), fed(model, monkeypatch)
+    requests = [scheduler.submit(ids_of(length), GREEDY) for length in lengths]
+    run(scheduler)
+    assert shapes[0] == (1, 4 + 9 + 2)
+    for request, answers in zip(requests, expected, strict=True):
+        assert_same(texts(request), answers)
+
+
 def test_a_chat_reads_its_new_turn_only(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
     scheduler = Scheduler(model)
@@ -236,7 +247,7 @@ def test_kept_prefixes_stay_within_their_memory() -> None:
     for seed in range(6):
         scheduler.submit(ids_of(20, seed), GREEDY)
         run(scheduler)
-        assert 0 < sum(kept.cache.length for kept in scheduler._kept) <= 50
+        assert 0 < sum(kept.num_read for kept in scheduler._kept) <= 50
     assert Scheduler(model, prefix_bytes=0)._most_kept == 0
 
 

@@ -7,7 +7,7 @@
 One thread owns the model and calls `step`, which reads some tokens of prompts and then decodes one token of every row
 (Orca, OSDI 2022). Requests get rows first come, first served. Prompts that are being read take turns in chunks: the one
 that has waited longest, then the one with the fewest tokens left, so that neither long nor short ones wait for all
-others. A chunk begins where the longest common beginning with another text ends, whose keys and values are copied.
+others. Short ones are read side by side. The keys and values of a beginning that another text has are copied.
 
 A completion depends on its prompt and settings alone, up to rounding: every row has its own length, chooser and random
 stream. What fails in one request (a callback, logits that are not numbers) ends that one.
@@ -21,8 +21,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from typing import TypeVar
 
 import torch
@@ -42,6 +43,8 @@ from tformer.tokenizer import Tokenizer
 from tformer.workers.work import ShouldStop, never
 
 Value = TypeVar("Value")
+SHARED = 16
+"""Tokens from which on a common beginning is copied."""
 
 
 @dataclass(frozen=True)
@@ -90,24 +93,16 @@ class _Row:
 
 
 @dataclass(eq=False)
-class _Reading:
-    """A text that is being read for one or more rows; `cache` has its first tokens."""
+class _Text:
+    """A text that is read for some rows, or was read and is kept; `cache` has its first tokens."""
 
-    rows: list[_Row]
     ids: list[int]
+    rows: list[_Row] = field(default_factory=list)
     cache: ModelCache | None = None
 
     @property
     def num_read(self) -> int:
         return 0 if self.cache is None else self.cache.length
-
-
-@dataclass(frozen=True, eq=False)
-class _Kept:
-    """The keys and values of a text that was read."""
-
-    ids: list[int]
-    cache: ModelCache
 
 
 class Scheduler:
@@ -143,11 +138,11 @@ class Scheduler:
         self._vocab_size = None if tokenizer is None else tokenizer.vocab_size
         self._arrived = threading.Condition()
         self._calls: deque[Callable[[], None]] = deque()
-        self._waiting: list[_Reading] = []
-        self._reading: list[_Reading] = []
+        self._waiting: list[_Text] = []
+        self._reading: list[_Text] = []
         self._rows: list[_Row] = []  # in the order of the cache
         self._cache = self._empty_rows()
-        self._kept: list[_Kept] = []  # the latest last
+        self._kept: list[_Text] = []  # the latest last
         self._most_kept = prefix_bytes // self._cache.slot_bytes  # in tokens
 
     # --- any thread --------------------------------------------------------------------------------------------------
@@ -203,7 +198,7 @@ class Scheduler:
             for completion in completions
         ]
         with self._arrived:
-            self._waiting.append(_Reading(rows, completions[0].window()))
+            self._waiting.append(_Text(completions[0].window(), rows))
             self._arrived.notify()
         return request
 
@@ -291,7 +286,7 @@ class Scheduler:
             self._end(row.request for row in self._all_rows())
 
     def _all_rows(self) -> list[_Row]:
-        return [*self._rows, *(row for reading in (*self._reading, *self._waiting) for row in reading.rows)]
+        return [*self._rows, *(row for text in (*self._reading, *self._waiting) for row in text.rows)]
 
     def _end(self, requests: Iterable[Request]) -> None:
         """Remove requests, and set their results."""
@@ -302,8 +297,8 @@ class Scheduler:
             if self._rows[index].request in ended:
                 self._leave(index)
         for queue in (self._reading, self._waiting):
-            for reading in [each for each in queue if each.rows[0].request in ended]:
-                queue.remove(reading)
+            for text in [each for each in queue if each.rows[0].request in ended]:
+                queue.remove(text)
         for request in ended:
             if request.error is not None:
                 request.result.set_exception(request.error)
@@ -323,43 +318,82 @@ class Scheduler:
                 self._reading.append(self._waiting.pop(0))
             if not self._reading:
                 return
-            oldest = self._reading[0]
-            reading = oldest if is_oldest else min(self._reading, key=lambda each: len(each.ids) - each.num_read)
+            shortest = min(self._reading, key=lambda each: len(each.ids) - each.num_read)
+            text = self._reading[0] if is_oldest else shortest
             most = -(-left // 2) if is_oldest and len(self._reading) > 1 else left
-            is_oldest = not is_oldest
+            is_oldest, group = not is_oldest, self._readable_with(text, left)
             try:
-                left -= self._read_chunk(reading, most)
+                left -= self._read_chunk(text, most) if len(group) == 1 else self._read_whole(group)
             except Exception as error:
-                reading.rows[0].request.error = error
-                self._end([reading.rows[0].request])
-
-    def _read_chunk(self, reading: _Reading, most: int) -> int:
-        """Read up to `most` tokens of a text; after the last one, its rows choose theirs and join. Returns how many."""
-        ids = reading.ids
-        cache = reading.cache = reading.cache or self._new_cache(len(ids))
-        known = [*self._kept, *(_Kept(each.ids[: each.num_read], each.cache) for each in self._reading if each.cache)]
-        shared, best = max((_common(ids[:-1], each.ids), index) for index, each in enumerate(known))
-        if shared > cache.length:
-            cache.copy_slots(known[best].cache, shared)
-            if best < len(self._kept):
-                self._kept.append(self._kept.pop(best))
-        chunk = ids[cache.length : cache.length + most]
-        output = self._model(input_ids=self._tensor([chunk]), cache=cache)
-        if cache.length == len(ids):
-            logits_1V = output.logits_at(-1)
-            self._reading.remove(reading)
-            self._keep(ids, cache)
-            for row in reading.rows:
-                self._choose(row, logits_1V)
-                self._cache.join(cache)
-                self._rows.append(row)
+                for each in group:
+                    each.rows[0].request.error = error
+                self._end(each.rows[0].request for each in group)
             self._settle()
+
+    def _readable_with(self, text: _Text, most: int) -> list[_Text]:
+        """Texts of up to `most` tokens that one pass reads, with no beginning to copy; else `text` alone."""
+        group: list[_Text] = []
+        for each in (text, *self._reading):
+            others = (other for other in (*self._kept, *self._reading) if other is not each)
+            fits = each.cache is None and len(each.ids) <= most and each not in group
+            if fits and all(_common(each.ids, other.ids) < SHARED for other in others):
+                group.append(each)
+                most -= len(each.ids)
+        return group if text in group else [text]
+
+    def _read_whole(self, group: Sequence[_Text]) -> int:
+        """Read texts side by side in one row that hides them from each other; the number of their tokens."""
+        ids = [token for each in group for token in each.ids]
+        positions = [position for each in group for position in range(len(each.ids))]
+        documents = [number for number, each in enumerate(group) for _ in each.ids]
+        inputs = {"input_ids": ids, "position_ids": positions, "document_ids": documents}
+        read = self._new_cache(len(ids))
+        output = self._model(**{name: self._tensor([row]) for name, row in inputs.items()}, cache=read)
+        ends = list(accumulate(len(each.ids) for each in group))
+        output.hidden = output.hidden[0, [end - 1 for end in ends], None]
+        logits_BV = output.logits_at(-1)
+        for text in group:
+            text.cache = self._new_cache(len(text.ids))
+        if logits_BV.isnan().any():  # perhaps of one text: the weight 0 times NaN is NaN. Each is read by itself
+            return len(ids)
+        for text, end, logits_1V in zip(group, ends, logits_BV.split(1), strict=True):
+            assert text.cache is not None
+            text.cache.copy_slots(read, len(text.ids), first=end - len(text.ids))
+            self._begin_rows(text, logits_1V)
+        return len(ids)
+
+    def _read_chunk(self, text: _Text, most: int) -> int:
+        """Read up to `most` tokens of a text, after those that another text begins with too; how many."""
+        ids = text.ids
+        text.cache = text.cache or self._new_cache(len(ids))
+        lengths = [(_common(ids[:-1], each.ids), each) for each in (*self._kept, *self._reading) if each is not text]
+        known = [(min(length, each.num_read), each) for length, each in lengths if length >= SHARED and each.cache]
+        shared, source = max(known, key=lambda pair: pair[0], default=(0, text))
+        if shared > text.cache.length and source.cache is not None:
+            text.cache.copy_slots(source.cache, shared)
+            if source in self._kept:  # the latest are kept longest
+                self._kept.remove(source)
+                self._kept.append(source)
+        chunk = ids[text.num_read : text.num_read + most]
+        output = self._model(input_ids=self._tensor([chunk]), cache=text.cache)
+        if text.num_read == len(ids):
+            self._begin_rows(text, output.logits_at(-1))
         return len(chunk)
+
+    def _begin_rows(self, text: _Text, logits_1V: Tensor) -> None:
+        """Choose the first tokens of the rows of a text that was read; they join."""
+        assert text.cache is not None
+        self._reading.remove(text)
+        self._keep(text.ids, text.cache)
+        for row in text.rows:
+            self._choose(row, logits_1V)
+            self._cache.join(text.cache)
+            self._rows.append(row)
 
     def _keep(self, ids: list[int], cache: ModelCache) -> None:
         """Keep the keys and values of a text; the oldest ones go where memory is short."""
         self._kept = [each for each in self._kept if _common(each.ids, ids) < len(each.ids)]
-        self._kept.append(_Kept(ids, cache))
+        self._kept.append(_Text(ids, cache=cache))
         while sum(len(each.ids) for each in self._kept) > self._most_kept:
             del self._kept[0]
 
@@ -417,7 +451,7 @@ class Scheduler:
                     ended.append(row.request)
             elif length == self._cache.capacity:
                 self._leave(index)
-                self._reading.insert(0, _Reading([row], row.completion.window()))
+                self._reading.insert(0, _Text(row.completion.window(), [row]))
         self._end(ended)
 
     def _leave(self, index: int) -> None:

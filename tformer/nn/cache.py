@@ -326,9 +326,9 @@ class ModelCache:
         self._same_positions = self._same_positions and positions_BT.shape[0] == 1
         return self.key_positions[: 1 if self._same_positions else None, :end], self.key_valid[:, :end]
 
-    def copy_slots(self, other: ModelCache, end: int, *, row: int = 0) -> None:
-        """Append what `row` of another cache holds from this one's length to `end`, where slots are positions."""
-        slots = slice(self.length, end)
+    def copy_slots(self, other: ModelCache, end: int, *, row: int = 0, first: int = 0) -> None:
+        """Append positions up to `end` that `row` of another cache holds, whose slot `first` has position 0."""
+        slots = slice(first + self.length, first + end)
         self.advance(torch.arange(self.length, end, device=self.key_positions.device).unsqueeze(0))
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             assert isinstance(mine, LayerCache) and isinstance(theirs, LayerCache)
