@@ -53,6 +53,7 @@ objectives: [{kind: seq2seq}]
 generation: {beam_size: 3, max_new_tokens: 8}
 training: {precision: fp32}
 """
+SLIDING = GPT.replace("num_heads: 2,", "num_heads: 2, attention: {kind: sliding_window, window: 4},")
 MASKED = """
 schema: 1
 model:
@@ -85,11 +86,12 @@ def make_gpt(runs: Path, seed: int = 0) -> Path:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run of each family: gpt, pairs (encoder-decoder), masked and labels (classifier)."""
+    """A run of each family: gpt, sliding (which cannot be scheduled), pairs (encoder-decoder), masked, labels."""
     home = tmp_path_factory.mktemp("served") / "runs"
     common: dict[str, Any] = {"letters": LETTERS}
     return {
         "gpt": make_gpt(home),
+        "sliding": random_run(home, SLIDING, arch="sliding", template="gpt", change=silence, **common),
         "pairs": random_run(home, PAIRS, arch="pairs", change=silence, **common),
         "masked": random_run(home, MASKED, arch="masked", template="bert", **common),
         "labels": random_run(home, LABELS, arch="labels", template="bert", **common),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,29 @@ def test_a_stop_text_ends_a_completion_and_is_left_out(server: Server) -> None:
     assert answer["choices"][0]["finish_reason"] == "stop"
     parts = frames(server, COMPLETE, **fixed, stop=plain[4:6])
     assert "".join(part["choices"][0]["text"] for part in parts) == plain[: plain.index(plain[4:6])]
+
+
+def test_neighbours_in_the_batch_change_nothing(server: Server) -> None:
+    bodies: list[dict[str, Any]] = [
+        {"prompt": "abcdefgh"[n:] + "a" * n, "max_tokens": 5 + 3 * n, "seed": n, "temperature": n % 2, "n": 1 + n % 3}
+        for n in range(8)
+    ]
+    alone = [texts(server.ask(COMPLETE, **body)) for body in bodies]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda body: texts(server.ask(COMPLETE, **body)), bodies * 2))
+    assert together == alone * 2
+
+
+def test_a_model_that_cannot_be_scheduled_is_served(server: Server, runs: Runs) -> None:
+    run, name = tformer.load(runs["sliding"]), runs["sliding"].name
+    expected = run.generate("abc", seed=3, num_samples=2, logprobs=True, max_new_tokens=9)
+    body: dict[str, Any] = {"prompt": "abc", "seed": 3, "n": 2, "logprobs": True, "max_new_tokens": 9, "model": name}
+    [found] = server.ask("/generate", **body)["results"]
+    for sample, each in zip(found["samples"], expected.completions, strict=True):
+        assert sample["text"] == each.text and sample["logprobs"] == pytest.approx(each.logprobs, abs=1e-4)
+    parts = frames(server, COMPLETE, prompt="abc", model=name, temperature=0, max_tokens=9, echo=True, logprobs=1)
+    greedy = run.generate("abc", greedy=True, max_new_tokens=9).text
+    assert "".join(part["choices"][0]["text"] for part in parts) == "abc" + greedy
 
 
 # --- log-probabilities ------------------------------------------------------------------------------------------------

@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from tformer.serve import look, openai, plain, requests
 from tformer.serve.openai import Answer
-from tformer.serve.requests import Request
 from tformer.serve.service import Call, Service
 from tformer.support import __version__
 
@@ -48,27 +48,21 @@ READS = {
 }
 REFUSALS = ("400", "401", "404", "408", "413", "415", "422", "429", "499", "500", "503", "504")
 
-ERROR_SCHEMA = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(BaseModel):
+    error: ErrorDetail
 
 
 def openapi() -> dict[str, Any]:
     """The OpenAPI 3.1 document: bodies from the classes of `requests`; answers are JSON objects."""
-    kinds: list[type[Request]] = [endpoint.body for endpoint in ENDPOINTS.values()]
+    kinds: list[type[BaseModel]] = [Error, *(endpoint.body for endpoint in ENDPOINTS.values())]
     place = "#/components/schemas/{model}"
     _, schemas = models_json_schema([(kind, "validation") for kind in kinds], ref_template=place)
 
@@ -90,7 +84,8 @@ def openapi() -> dict[str, Any]:
         content = plain_object if kind in plain_object else {kind: {"schema": {"type": "string"}}}
         about = {"summary": summary, "operationId": path.strip("/").replace("/", "_")}
         paths[path] = {"get": {**about, "responses": answers(content)}}
-    refused = {"description": "A refusal", "content": {"application/json": {"schema": ERROR_SCHEMA}}}
+    error = {"schema": {"$ref": "#/components/schemas/Error"}}
+    refused = {"description": "A refusal", "content": {"application/json": error}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "tformer", "version": __version__},

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from tformer.api import Run
-from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint, resolve_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, is_run
 from tformer.decoding.loaded import choose_languages
 from tformer.decoding.options import GenerateOptions
+from tformer.decoding.scheduler import Scheduler, no_scheduler
 from tformer.decoding.writers import prepare_models
 from tformer.evaluation.classifier import HEADS as CLASSIFIER_HEADS
 from tformer.interop.opening import open_checkpoint
@@ -39,6 +39,8 @@ from tformer.tokenizer.chat import ChatTemplate
 
 LOOK_AGAIN_SECONDS = 2.0
 """Time between looks for a newer checkpoint of a run."""
+ROWS = 8
+"""Rows of a step that weights are packed for: one text is as fast as alone, and more rows take other products."""
 BUSY_SECONDS = 5
 """`Retry-After` where no model can make room."""
 
@@ -76,6 +78,8 @@ class Served(Run):
         own = copy.copy(self)  # languages belong to a request
         choose_languages(own, options.source_language, options.target_language)
         return [own]
+
+    scheduler: Scheduler | None = None  # None: it cannot be scheduled
 
     @cached_property
     def chat(self) -> ChatTemplate:
@@ -134,7 +138,7 @@ class Models:
                     f"{path} has {decimal_bytes(size)} of weights, --memory is {options.memory}",
                     hint="raise --memory, or leave the model out",
                 )
-            self.entries[name] = Entry(name, Path(path), checkpoint.recipe, size, _created(checkpoint))
+            self.entries[name] = Entry(name, Path(path), checkpoint.recipe, size, int(checkpoint.path.stat().st_mtime))
 
     def find(self, name: str | None, use: str) -> Entry:
         """A model by its name, the first one for None. Raises RequestError for an unknown one, or of another kind."""
@@ -195,9 +199,11 @@ class Models:
         device = resolve_device(options.device)
         found = load(entry.path, device=device, which=options.checkpoint, lazily=True)
         run = Served(**{each.name: getattr(found, each.name) for each in fields(Loaded)})
-        how: dict[str, Any] = {"precision": options.precision, "quantize": options.quantize, "batch_size": options.rows}
+        how: dict[str, Any] = {"precision": options.precision, "quantize": options.quantize, "batch_size": ROWS}
         prepare_models([run], GenerateOptions(compile="off", **how))
         run.fill = None
+        if "generate" in entry.uses and no_scheduler(run.model) is None:
+            run.scheduler = Scheduler(run.model, run.text_tokenizer, max_rows=options.rows)
         entry.recipe = run.recipe
         return run
 
@@ -211,7 +217,3 @@ def _name(path: str, *, taken: dict[str, Entry]) -> str:
         if (name := "/".join(parts[-count:])) not in taken:
             return name
     return path
-
-
-def _created(checkpoint: Checkpoint) -> int:
-    return int(checkpoint.path.stat().st_mtime)

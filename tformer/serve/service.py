@@ -14,13 +14,14 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
+from tformer.decoding.completion import check_prompts
 from tformer.decoding.prompts import encode_prompts, suppressed_tokens
 from tformer.decoding.settings import GenerationSettings
 from tformer.serve.metrics import Metrics
 from tformer.serve.models import Entry, Models, Served
 from tformer.serve.options import ServeOptions
 from tformer.serve.requests import MOST_ROWS, ChatRequest, RequestError, Sampling
-from tformer.serve.work import Engine, Generation, Owner, Whole
+from tformer.serve.work import Generation, Owner
 from tformer.support.errors import InputError
 
 Result = TypeVar("Result")
@@ -43,12 +44,8 @@ class Call:
 
     @property
     def usage(self) -> dict[str, int]:
-        total = self.prompt_tokens + self.completion_tokens
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": total,
-        }
+        read, written = self.prompt_tokens, self.completion_tokens
+        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
 @dataclass(frozen=True)
@@ -71,12 +68,11 @@ class Service:
         self.owner = Owner()
         self.metrics = Metrics()
         self.is_ready, self.running = False, 0
-        self._engines: dict[str, tuple[Served, Engine]] = {}
 
     async def prepare(self) -> None:
         """Load the first model, which is what /health waits for."""
         first = next(iter(self.models.entries.values()))
-        await self.owner.call(self.models.get, first)
+        await self.owner.call(partial(self.models.get, first))
         self.is_ready = True
 
     async def on_model(self, entry: Entry, function: Callable[[Served], Result]) -> Result:
@@ -105,48 +101,37 @@ class Service:
             is_openai: OpenAI's defaults take the place of the recipe's.
             ends: further tokens that end a text.
         """
-        events = Generation()
+        events, field = Generation(), "messages" if isinstance(body, ChatRequest) else "prompt"
         call.held.enter_context(self.models.used(entry))
         for give_up in (partial(self.owner.put, events.close), events.close):  # `begin` may be running
             call.held.callback(give_up)
 
         def begin() -> Writing:
             run = self.models.get(entry)
-            ids, texts = prompts(run)
+            try:
+                ids, texts = prompts(run)
+                check_prompts(ids, context="error", max_seq_len=run.model.longest_target)
+            except InputError as error:
+                raise RequestError(error.message, param=field, code="invalid_prompt") from error
             if (rows := len(ids) * (body.n or 1)) > MOST_ROWS:
                 raise RequestError(f"n: found {rows} completions in all, expected at most {MOST_ROWS}", param="n")
-            vocabulary = run.text_tokenizer.vocab_size
-            for token in (token for each in ids for token in each):
-                if token >= vocabulary:
-                    raise RequestError(f"prompt: found the id {token}, expected 0 to {vocabulary - 1}", param="prompt")
-            longest, field = run.model.longest_target, "messages" if isinstance(body, ChatRequest) else "prompt"
-            for each in ids:
-                if len(each) > longest:
-                    raise RequestError(
-                        f"the prompt has {len(each):,} tokens, the model's context holds {longest:,}",
-                        param=field,
-                        code="context_length_exceeded",
-                    )
+            size = run.text_tokenizer.vocab_size
+            if wrong := [token for each in ids for token in each if token >= size]:
+                raise RequestError(f"{field}: found the id {wrong[0]}, expected 0 to {size - 1}", param=field)
             if max_new_tokens != 0:
                 settings = settings_of(body, run, max_new_tokens, ends(run), is_openai=is_openai, logprobs=logprobs)
                 special = run.text_tokenizer.special
                 suppressed = suppressed_tokens(special, eos=settings.eos_id, suppressed=settings.suppress_tokens)
-                engine = self._engine(entry, run)
-                events.start(engine, ids, settings, suppressed=suppressed, alternatives=alternatives)
-                self.owner.busy(engine)
+                if run.scheduler is None:
+                    events.start_whole(self.owner, run, ids, settings, suppressed)
+                else:
+                    most = min(alternatives, size)
+                    events.start(run.scheduler, ids, settings, suppressed=suppressed, alternatives=most)
+                    self.owner.busy(run.scheduler)
             call.prompt_tokens = sum(map(len, ids))
             return Writing(run, ids, texts, events)
 
         return await self.owner.call(begin)
-
-    def _engine(self, entry: Entry, run: Served) -> Engine:
-        known = self._engines.get(entry.name)
-        if known is None or known[0] is not run:
-            known = self._engines[entry.name] = (run, self._new_engine(run))
-        return known[1]
-
-    def _new_engine(self, run: Served) -> Engine:
-        return Whole(run.model, run.text_tokenizer)
 
     def count(self, call: Call, *, route: str, method: str, status: int, name: str) -> None:
         """Count an answered request, and write its line to the log, a JSON object."""
@@ -168,11 +153,12 @@ class Service:
 
     def metrics_text(self) -> str:
         """All counts, and the gauges of this moment."""
-        rows = sum(engine.num_rows for _, engine in list(self._engines.values()))
-        gauges: dict[Any, float] = {("tformer_requests_running", ()): self.running, ("tformer_rows_running", ()): rows}
+        gauges: dict[Any, float] = {("tformer_requests_running", ()): self.running}
         for entry in self.models.entries.values():
-            if entry.served is not None:
-                gauges["tformer_model_bytes", (("model", entry.name),)] = entry.num_bytes
+            if (run := entry.served) is not None:
+                labels = (("model", entry.name),)
+                gauges["tformer_model_bytes", labels] = entry.num_bytes
+                gauges["tformer_rows_running", labels] = 0 if run.scheduler is None else run.scheduler.num_rows
         return self.metrics.text(gauges)
 
 
@@ -215,11 +201,8 @@ def settings_of(
 
 
 def encoded(run: Served, texts: Sequence[str]) -> list[list[int]]:
-    """The ids of prompts. Raises RequestError for one that is longer than the context."""
-    try:
-        return encode_prompts(run.text_tokenizer, texts, context="error", max_seq_len=run.model.longest_target)
-    except InputError as error:
-        raise RequestError(error.message, param="prompt", code="context_length_exceeded") from error
+    """The ids of prompts. Raises InputError for one that is longer than the context."""
+    return encode_prompts(run.text_tokenizer, texts, context="error", max_seq_len=run.model.longest_target)
 
 
 async def until_done(work: asyncio.Task[Result], gone: asyncio.Task[None], seconds: float) -> Result:
