@@ -109,7 +109,6 @@ class Generation:
         number: int,
         prompt: Sequence[int],
         settings: GenerationSettings,
-        *,
         suppressed: Sequence[int],
     ) -> list[Generated]:
         chosen: list[TokenEvent] = []
