@@ -155,7 +155,7 @@ def served(*arguments: object, **environment: str) -> Iterator[Server]:
     """`tformer serve` with these arguments on a free port, ready to answer."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tformer", "serve", *map(str, arguments), "--port", "0"],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TFORMER_KERNELS": "off", **environment},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TFORMER_KERNELS": "off", "PYTHONFAULTHANDLER": "1", **environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -181,6 +181,8 @@ def served(*arguments: object, **environment: str) -> Iterator[Server]:
     finally:
         if process.poll() is None:
             process.terminate()
+        elif process.returncode:
+            raise AssertionError(f"the server ended with {process.returncode}:\n{''.join(server.log[-20:])}")
             try:
                 process.wait(timeout=20)
             except subprocess.TimeoutExpired:
