@@ -196,6 +196,12 @@ def test_vectors_of_other_programs_need_a_model_and_may_have_texts(body: Path, c
         (("search", "pickled.npy", "a"), "pickled.npy: damaged or not .npy: "),
         (("search", "cut.npy", "a"), "cut.npy: damaged or not .npy: "),
         (("search", "wide.npy", "a"), "wide.npy: found int64 [2, 8], expected vectors [N, D] of float32"),
+        (("search", "open.npy", "a"), "open.npy: damaged or not .npy: "),
+        (
+            ("search", "large.npy", "a", "--run", "BODY"),
+            "large.npy: vector 0 has a number that is not finite, or too",
+        ),
+        (("search", "moved.npy", "a"), "moved/away does not exist"),
         (("search", "none.npy", ""), "none.npy: no such file"),
         (("embed", "BODY", "--devices", "2"), "--devices needs --input FILE"),
     ],
@@ -213,12 +219,28 @@ def test_a_mistake_is_one_clear_line(words: tuple[str, ...], expected: str, body
     Path("text.npy.jsonl").write_text("{}\n3\n")
     np.save("pickled.npy", np.array([{}]), allow_pickle=True)
     Path("cut.npy").write_bytes(Path("text.npy").read_bytes()[:-4])
+    Path("open.npy").write_bytes(Path("text.npy").read_bytes().replace(b"(1, 8)", b"(1, (8"))
+    np.save("large.npy", np.full((2, 8), 3e38, np.float32))
+    np.save("moved.npy", np.ones((1, 8), np.float32))
+    Path("moved.npy.jsonl").write_text('{"run": "moved/away", "options": {"batch_size": -1}}\n"a"\n')
     np.save("wide.npy", np.ones((2, 8), np.int64))
     np.save("nan.npy", np.array([[1.0] * 8, [np.nan] * 8], np.float32))
     outcome = cli(*(body if word == "BODY" else word for word in words))
     [line] = [line for line in outcome.err.splitlines() if line.startswith("error:")]
     assert outcome.code == 2 and expected in line
     assert not Path("v.npy").exists() and not Path("v.npy.jsonl").exists()
+
+
+def test_only_what_a_query_needs_is_read_from_an_index(body: Path, cli: Cli) -> None:
+    succeed(cli, "embed", body, "--input", "texts.txt", "--output", "v.npy")
+    facts, *texts = Path("v.npy.jsonl").read_text().splitlines()
+    options = {"batch_size": -1, "precision": "none", "output": "other.npy", **json.loads(facts)["options"]}
+    Path("v.npy.jsonl").write_text("\n".join([json.dumps(json.loads(facts) | {"options": options}), *texts]) + "\n")
+    assert succeed(cli, "search", "v.npy", "hgf", "--top-k", 1).startswith("1.0000\t3\thgf")
+    np.save("moved.npy", np.ones((1, 8), np.float32))
+    Path("moved.npy.jsonl").write_text('{"run": "moved/away"}\n"a"\n')
+    outcome = cli("search", "moved.npy", "a")
+    assert outcome.code == 2 and "hint: moved.npy names this model: name another with --run RUN" in outcome.err
 
 
 def test_an_index_of_other_weights_is_refused(body: Path, cli: Cli, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -106,7 +107,7 @@ class _Session:
         Memory does not grow with a file: it is read to count its texts, for the vectors, and for the texts. Raises
         InputError where it changes meanwhile.
         """
-        from tformer.evaluation.search import beside, write_texts, write_vectors
+        from tformer.evaluation.search import How, beside, write_texts, write_vectors
 
         for path in (output, beside(output)):
             require_writable(path)
@@ -131,8 +132,7 @@ class _Session:
                 deque(vectors(part), maxlen=0)
                 return
             write_vectors(output, vectors(part), count=count, width=width, dtype=self.options.dtype)
-        names = ("pooling", "normalize", "dimensions", "layer")
-        how = {name: getattr(self.options, name) for name in names}
+        how = {each.name: getattr(self.options, each.name) for each in fields(How)}
         facts = {"run": str(self.loaded.path.absolute()), "sha256": sha256, "options": how}
         write_texts(output, facts, (text for block in blocks() for text, _ in block))
         note = f"wrote {output} ({count:,} vectors of {width} numbers, {self.options.dtype}) and {beside(output)}"

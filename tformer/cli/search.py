@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import data_output, show_notes
-from tformer.evaluation.vector_options import SearchOptions
+from tformer.evaluation.vector_options import EmbedOptions, SearchOptions
 from tformer.support.errors import InputError
 from tformer.support.files import STANDARD_INPUT
 from tformer.support.formatting import as_cell
@@ -45,8 +44,12 @@ def search(options: SearchOptions) -> None:
         if (run := options.run or index.facts.run) is None:
             hint = "name it with --run RUN"
             raise InputError(f"{options.index}: nothing says which model made the vectors", hint=hint)
-        how = replace(index.facts.options, device=options.device)
-        loaded, sha256 = load_for_vectors(run, how)
+        how = EmbedOptions(**vars(index.facts.options), device=options.device)
+        try:
+            loaded, sha256 = load_for_vectors(run, how)
+        except InputError as error:
+            error.hint = error.hint if options.run else f"{options.index} names this model: name another with --run RUN"
+            raise
         if index.facts.sha256 not in (None, sha256):
             hint = "embed the texts again, or name the model with --run"
             raise InputError(f"{options.index} was made by other weights than those of {loaded.path}", hint=hint)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tformer.data.sources.reading import Reading
 from tformer.decoding.lines import text_blocks
-from tformer.evaluation.vector_options import NPY, EmbedOptions
+from tformer.evaluation.vector_options import NPY
 from tformer.support.errors import InputError
 from tformer.support.files import in_blocks, write_file
 
@@ -69,12 +70,22 @@ def beside(path: Path) -> Path:
 
 
 @dataclass(frozen=True)
+class How:
+    """The options of `tformer embed` with which a query must be read as the texts were."""
+
+    pooling: str | None = None
+    normalize: bool = False
+    dimensions: int | None = None
+    layer: int | None = None
+
+
+@dataclass(frozen=True)
 class Facts:
     """The model that made vectors, the hash of its weights, and how it read texts; None: not known."""
 
     run: str | None = None
     sha256: str | None = None
-    options: EmbedOptions = field(default_factory=EmbedOptions)
+    options: How = How()
 
 
 class StoredTexts(Sequence[str]):
@@ -138,8 +149,9 @@ class VectorIndex:
             raise InputError(f"{path}: no such file", hint=f"tformer embed --input FILE --output {path}")
         try:
             vectors = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise InputError(f"{path}: damaged or not {NPY}: {str(error).splitlines()[0]}") from None
+        except (ValueError, EOFError, OverflowError, TokenError) as error:
+            found = "no array of numbers" if "pickle" in str(error) else str(error).splitlines()[0]
+            raise InputError(f"{path}: damaged or not {NPY}: {found}") from None
         if vectors.ndim != 2 or vectors.dtype.name not in DTYPES or not vectors.size:
             found = f"{vectors.dtype.name} {list(vectors.shape)}"
             raise InputError(f"{path}: found {found}, expected vectors [N, D] of {' or '.join(DTYPES)}")
@@ -197,5 +209,5 @@ class VectorIndex:
                 lengths_n[:] = np.sqrt(np.einsum("nd,nd->n", chunk_nD, chunk_nD))
                 if not (finite_n := np.isfinite(lengths_n)).all():
                     row = start + int(finite_n.argmin())
-                    raise InputError(f"{self.name}: vector {row} has a number that is not finite")
+                    raise InputError(f"{self.name}: vector {row} has a number that is not finite, or too large")
             yield start, np.asarray(chunk_nD), lengths_n
