@@ -12,7 +12,8 @@ import pytest
 
 import tformer
 from tests.end_to_end.labelled_examples import sentences
-from tformer.evaluation.spans import decode_tags
+from tformer.data.sources.tables import TaggedRow
+from tformer.evaluation.spans import decode_tags, word_scores
 
 Cli = Callable[..., Any]
 
@@ -103,7 +104,7 @@ def test_words_that_are_cut_off_count_as_outside(cli: Cli, run: Path, tmp_path: 
     (tmp_path / "long.conll").write_text("the O\n" * 30 + "Ada B-PER\n")
     report = json.loads(cli("evaluate", run, "--data", tmp_path / "long.conll", "--json").out)
     assert report["recall_micro"] == 0 and report["words"] == 31 and report["accuracy"] == pytest.approx(30 / 31)
-    none = np.full((2, 2), np.nan)
+    none = word_scores(TaggedRow.of(["a", "b"], (), ""), np.zeros(0), 2)
     assert decode_tags(none, ("B-X", "O")) == ["O", "O"] and decode_tags(none, ("DET", "NOUN")) == [None, None]
 
 

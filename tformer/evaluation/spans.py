@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from typing import Any, ClassVar
 
 import numpy as np
@@ -85,10 +86,11 @@ def marked_scores(model: nn.Module, samples: Any, collate: Any, *, head: str, **
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
-def word_scores(row: TaggedRow, scores_nL: np.ndarray) -> np.ndarray:
+def word_scores(row: TaggedRow, scores_nL: np.ndarray, num_labels: int) -> np.ndarray:
     """fp64 [W, L]: log-probabilities of a sentence, NaN for words that were cut off."""
-    logs_WL = np.full((len(row.spans), scores_nL.shape[1]), np.nan)
-    logs_WL[row.seen] = log_softmax(scores_nL)
+    logs_WL = np.full((len(row.spans), num_labels), np.nan)
+    if len(scores_nL):  # [0] of another process, which has no columns
+        logs_WL[row.seen] = log_softmax(scores_nL)
     return logs_WL
 
 
@@ -110,7 +112,7 @@ def tag_report(
     - f1_micro, precision_micro, recall_micro: over entities, strict (see `metrics.tags`); of plain tags over words;
     - f1_macro: mean over the types that occur; per_class: {type: {precision, recall, f1, support}}.
     """
-    logs = [word_scores(row, scores_nL) for row, scores_nL in zip(rows, scores, strict=True)]
+    logs = [word_scores(row, scores_nL, len(names)) for row, scores_nL in zip(rows, scores, strict=True)]
     sides = [list(row.tags) for row in rows], [decode_tags(logs_WL, names) for logs_WL in logs]
     counts_N3, of_type = entity_counts(*([entities(tags, scheme_of(names)) for tags in side] for side in sides))
     micro = ClassScores.of(*counts_N3.sum(axis=0).tolist())
@@ -171,7 +173,7 @@ class Tagger(SpanReader):
         samples = tokenize_tagged([given], None, self._loaded.text_tokenizer, seq_len=self.seq_len)
         self.truncated += samples.truncated
         sentences: Any = samples.rows
-        logs = map(word_scores, sentences, self.scores(samples))
+        logs = map(word_scores, sentences, self.scores(samples), repeat(len(self.labels)))
         return [self._mark(text, *each) for (text, _), *each in zip(texts, spans, logs, strict=False)]
 
     def _mark(self, text: str, spans: Any, logs_WL: Any) -> Marked:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -144,14 +143,14 @@ class Tagged(Task):
         work.note(f"data: {len(train):,} training {self.example_is}, {len(valid):,} validation {self.example_is}")
         context = text_context(recipe, tokenizer)
         objective = build_objective(recipe.objectives, context)
-        fingerprint = hashlib.sha256(f"{train.fingerprint} {valid.fingerprint}".encode()).hexdigest()
         return TrainingData(
             recipe=recipe,
             tokenizer=tokenizer,
             samples=share_of_training(train, recipe),
             validate=MarkedHeldOut(valid.name, valid, objective, recipe, task=self).validate,
             context=context,
-            fingerprint=fingerprint + "".join(source.samples() for source in (*sources, *valid_sources)),
+            fingerprint=" ".join(each.fingerprint for each in (train, valid))
+            + "".join(source.samples() for source in (*sources, *valid_sources)),
             tokens_per_sample=recipe.seq_len,
             valid_tokens=positions_of(valid, recipe.seq_len),
             baselines=lambda _: self.baselines(recipe, train, valid),
