@@ -23,7 +23,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from tformer.data.batching.batch import Batch
-from tformer.data.shards.marked_tokens import UNMARKED, MarkedTokens, tokenize_questions, tokenize_tagged
+from tformer.data.shards.marked_tokens import NO_LABELS, UNMARKED, MarkedTokens, tokenize_questions, tokenize_tagged
 from tformer.data.sources.questions import QuestionRow
 from tformer.data.sources.tables import TaggedRow
 from tformer.evaluation.classifier import Classifier, GivenRows, labelled_head
@@ -75,7 +75,7 @@ def marked_scores(model: nn.Module, samples: Any, collate: Any, *, head: str, **
         assert batch.labels is not None
         return output.head(head)[batch.labels != UNMARKED]
 
-    for indices, scores_mL in predicted(model, samples, collate, read, **options):
+    for indices, scores_mL in list(predicted(model, samples, collate, read, **options)):
         logits_mL = scores_mL.cpu().numpy()
         require_finite(logits_mL, "outputs")
         sizes = [np.count_nonzero(samples.rows[number].marks != UNMARKED) for number in indices]
@@ -170,7 +170,7 @@ class Tagger(SpanReader):
         spans = [[found.span() for found in WORDS.finditer(text)] for text, _ in texts]
         words = [[text[start:end] for start, end in each] for (text, _), each in zip(texts, spans, strict=True)]
         given = GivenRows([TaggedRow.of(each, (), "--text") for each in words])
-        samples = tokenize_tagged([given], None, self._loaded.text_tokenizer, seq_len=self.seq_len)
+        samples = tokenize_tagged([given], NO_LABELS, self._loaded.text_tokenizer, seq_len=self.seq_len)
         self.truncated += samples.truncated
         sentences: Any = samples.rows
         logs = map(word_scores, sentences, self.scores(samples), repeat(len(self.labels)))

@@ -12,7 +12,6 @@ from tformer.data.shards.marked_tokens import MarkedTokens
 from tformer.data.sources.labelled import LabelledSource
 from tformer.data.sources.questions import QuestionRow, open_questions
 from tformer.data.sources.tables import LabelledRow
-from tformer.evaluation.classifier import GivenRows
 from tformer.evaluation.spans import answer_report, options_of, tokenized
 from tformer.recipe.data_defaults import Survey
 from tformer.recipe.recipe import Recipe
@@ -56,10 +55,9 @@ class Questions(Tagged):
     def baselines(self, recipe: Recipe, train: MarkedTokens, valid: MarkedTokens) -> Baselines:
         return {}
 
-    def sample(self, recipe: Recipe, tokenizer: Tokenizer, given: GivenExample) -> MarkedTokens:
+    def row_of(self, given: GivenExample) -> LabelledRow:
         given.require(needs="text", may="text2", reader=self.description)
-        row = QuestionRow(given.text or "", given.text2 or "", None, "--text")
-        return tokenized([GivenRows([row], "--text")], recipe, tokenizer)
+        return QuestionRow(given.text or "", given.text2 or "", None, "--text")
 
     def survey(self, recipe: Recipe) -> Survey | None:
         return None

@@ -109,11 +109,10 @@ class Tagged(Task):
         found = constant_baselines("classes", recipe.data.labels, *map(word_labels, (train, valid)))["constant"]
         return {"constant": {name: found[name] for name in ("guess", "scores", "loss", "accuracy")}}
 
-    def sample(self, recipe: Recipe, tokenizer: Tokenizer, given: GivenExample) -> MarkedTokens:
+    def row_of(self, given: GivenExample) -> LabelledRow:
         """A given example, without labels."""
         given.require(needs="text", reader=self.description)
-        row = TaggedRow.of(WORDS.findall(given.text or ""), (), "--text")
-        return tokenize_tagged([GivenRows([row], "--text")], None, tokenizer, seq_len=recipe.seq_len)
+        return TaggedRow.of(WORDS.findall(given.text or ""), (), "--text")
 
     def survey(self, recipe: Recipe) -> Survey | None:
         return TagSurvey(sum(1 for source in self.open(recipe.data.train, recipe.data) for _ in source.rows()))
@@ -160,7 +159,7 @@ class Tagged(Task):
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
         tokenizer, _ = tokenizers
         assert tokenizer is not None
-        [sample] = self.sample(recipe, tokenizer, given).examples(0, [0])
+        sample = self.tokens(recipe, [GivenRows([self.row_of(given)], "--text")], tokenizer).examples(0, [0])[0]
         return replace(sample, label=None), text_context(recipe, tokenizer)
 
     def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> MarkedHeldOut:

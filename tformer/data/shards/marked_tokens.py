@@ -28,6 +28,7 @@ from tformer.tokenizer import Tokenizer
 from tformer.workers.work import QUIET, Work
 
 UNMARKED = -100  # of a token without a label, as the loss ignores it
+NO_LABELS = LabelIndex(())  # of sentences without tags
 
 Made = tuple[list[int], list[int] | None, TaggedRow | QuestionRow]
 """Ids, token types, and the row with its `marks`."""
@@ -48,9 +49,9 @@ def piece_words(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, i
 
 
 def tokenize_tagged(
-    sources: Sequence[RowSource], index: LabelIndex | None, tokenizer: Tokenizer, *, seq_len: int, work: Work = QUIET
+    sources: Sequence[RowSource], index: LabelIndex, tokenizer: Tokenizer, *, seq_len: int, work: Work = QUIET
 ) -> MarkedTokens:
-    """The sentences as ids, with each word's label at its first piece (0 without an index).
+    """The sentences as ids, with each word's label at its first piece; 0 of rows without tags.
 
     Raises InputError for no sentences, an unknown tag, and for no room beside the special tokens.
     """
@@ -69,7 +70,7 @@ def tokenize_tagged(
         ids = [*template.prefix, *found[:room], *template.suffix]
         marks = np.full(len(ids), UNMARKED, dtype=np.int64)
         marks[len(template.prefix) + firsts] = 0
-        if index is not None:
+        if row.tags:
             label_W = index.encode_all(row.tags, [row.place] * len(row.tags))
             marks[len(template.prefix) + firsts] = label_W[words]
             row = replace(row, tags=tuple(index.names[label] for label in label_W))
@@ -77,9 +78,8 @@ def tokenize_tagged(
 
     made = _joined(sources, examples, tokenizer, seq_len=seq_len, key=str(index), work=work)
     note = f"{made.name}: {len(hidden_W):,} of {len(made):,} sentences are longer than {seq_len} tokens and were cut"
-    notes = () if index is None else index.notes()
-    notes += (f"{note} ({sum(hidden_W):,} words)",) if hidden_W else ()
-    return replace(made, truncated=len(hidden_W), notes=notes)
+    cut = (f"{note} ({sum(hidden_W):,} words)",) if hidden_W else ()
+    return replace(made, truncated=len(hidden_W), notes=(*index.notes(), *cut))
 
 
 def tokenize_questions(
