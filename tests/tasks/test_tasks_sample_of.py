@@ -29,7 +29,12 @@ FIRST, SECOND = LINES[::2], LINES[1::2]
 def write(folder: Path, kind: str) -> Path:
     rows: list[dict[str, Any]] = [
         {"text": one, "text2": two, "label": "yn"[n % 2], "source": one, "target": two, "words": one.split()}
-        | {"tags": ["yn"[n % 2]] * len(one.split()), "question": one, "context": two, "answers": []}
+        | {
+            "tags": ["yn"[n % 2]] * len(one.split()),
+            "question": one,
+            "context": two,
+            "answers": [] if n else [{"text": two, "answer_start": 0}],
+        }
         for n, (one, two) in enumerate(zip(FIRST, SECOND, strict=True))
     ]
     names = {"text": ("text",), "labelled": ("text", "label"), "pair": ("text", "text2", "label")}
