@@ -57,7 +57,8 @@ def test_a_narrow_body_of_our_own_keeps_the_preset_in_full_training(width: int, 
     resolved = resolve(width, "full")
     optimizer, note = followed(resolved, imported=False)
     assert (optimizer != resolved.recipe.optimizer) == (note is not None) == follows
-    adapters = followed(resolve(width, "lora"), imported=False)[0]
+    adapters, said = followed(resolve(width, "lora"), imported=False)
+    assert said is not None and ("lora.train=[embedding.*]" in said) != follows
     rule = RULES["lora" if follows else "lora of a narrow body"]
     assert (adapters.kind, adapters.lr) == ("adamw", rule.rate(width))  # adapters of any body
 
@@ -75,6 +76,11 @@ def test_the_rate_of_a_user_is_that_of_adapters_too() -> None:
     """By the preset's Muon, whose `lr` trains no adapter, it would change nothing."""
     optimizer, note = followed(resolve(64, "lora", flags={"optimizer.lr": 0.02}))
     assert (optimizer.kind, optimizer.lr, optimizer.adam_lr, note) == ("adamw", 0.02, None, None)
+
+
+def test_the_line_of_a_narrow_body_names_no_embeddings_that_are_trained_already() -> None:
+    _, note = followed(resolve(64, "lora", sets=["lora.train=[embedding.*]"]), imported=False)
+    assert note is not None and "lora.train" not in note
 
 
 def test_the_rate_of_noam_stays() -> None:

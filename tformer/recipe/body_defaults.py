@@ -74,4 +74,7 @@ def follow_body(recipe: Recipe, origins: Mapping[str, str], *, imported: bool, o
     if "lr" in given:
         return recipe, None
     what = "adapters of a body" if adapted else "a body"
-    return recipe, f"{what} of width {width}: AdamW, peak rate {recipe.optimizer.lr:g} (by its width; --lr changes it)"
+    line = f"{what} of width {width}: AdamW, peak rate {recipe.optimizer.lr:g} (by its width; --lr changes it)"
+    if is_narrow and recipe.lora is not None and not recipe.lora.train and recipe.model.patches is None:
+        line += "; --set lora.train=[embedding.*] trains the embeddings too, and is better after a short pre-training"
+    return recipe, line
