@@ -148,6 +148,29 @@ def test_echo_without_new_tokens_gives_the_prompt(server: Server) -> None:
     assert texts(answer) == ["abc", "d"] and answer["usage"]["completion_tokens"] == 0
 
 
+def test_lm_eval_finds_the_log_likelihoods_of_the_model(
+    server: Server, gpt: tformer.Run, runs: Runs, tmp_path: Path
+) -> None:
+    for package in ("lm_eval", "aiohttp", "tenacity", "transformers"):
+        pytest.importorskip(package)
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+    from tformer.evaluation.harness_model import HarnessModel
+    from tformer.interop.exporting import export_checkpoint
+    from tformer.interop.opening import open_checkpoint
+
+    exported = tmp_path / "exported"
+    export_checkpoint(open_checkpoint(runs["gpt"]), exported)  # for its tokenizer
+    model: dict[str, Any] = {"model": "gpt-tiny-1", "tokenizer": str(exported), "batch_size": 3}
+    api = LocalCompletionsAPI(base_url=server.url + COMPLETE, tokenizer_backend="huggingface", **model)
+    given = [("abc", "de"), ("h", "a"), ("fed a", "bcdefgh"), ("ab", "aaa"), ("c", " .?")]
+    requests = [(pair, gpt.encode(pair[0]), gpt.encode(pair[1])) for pair in given]
+    found = api._loglikelihood_tokens(requests)
+    expected = HarnessModel(gpt)._loglikelihood_tokens(requests)
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+    assert [each for each, _ in found] == pytest.approx([each for each, _ in expected], abs=1e-4)
+
+
 # --- chat -------------------------------------------------------------------------------------------------------------
 
 
