@@ -222,6 +222,15 @@ def test_broken_connections_change_nothing(busy: Server) -> None:
     assert busy.send("/health").status == 200
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTT", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /"])
+def test_a_connection_without_whole_headers_is_closed(sent: bytes, busy: Server) -> None:
+    with socket.create_connection(("127.0.0.1", busy.port), timeout=40) as connection:
+        connection.sendall(sent)
+        while connection.recv(1 << 16):
+            pass
+
+
 # --- models -----------------------------------------------------------------------------------------------------------
 
 

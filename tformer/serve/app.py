@@ -224,35 +224,21 @@ class Protocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._wait()
+        self._waits = self.loop.call_later(HEADER_SECONDS, transport.close)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if not self._is_idle:
-            self._forget()
-        elif self._waits is None:
-            self._wait()
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if self._waits is not None and not is_idle:
+            self._waits.cancel()
+            self._waits = None
+        elif self._waits is None and is_idle:  # a part of the next request's headers
+            self._waits = self.loop.call_later(HEADER_SECONDS, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget()
-        super().connection_lost(exc)
-
-    @property
-    def _is_idle(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
-
-    def _wait(self) -> None:
-        self._waits = self.loop.call_later(HEADER_SECONDS, self._close_slow)
-
-    def _forget(self) -> None:
         if self._waits is not None:
             self._waits.cancel()
-        self._waits = None
-
-    def _close_slow(self) -> None:
-        self._waits = None
-        if self._is_idle:
-            self.transport.close()
+        super().connection_lost(exc)
 
 
 class Gate:

@@ -17,7 +17,6 @@ from tformer.decoding.score import prompt_logprobs
 from tformer.decoding.settings import FinishReason
 from tformer.serve.models import Served
 from tformer.serve.requests import (
-    MOST_TEXTS,
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
@@ -156,11 +155,14 @@ async def completions(service: Service, body: CompletionRequest, call: Call) -> 
     return head | {"choices": [whole[index] for index in sorted(whole)], "usage": call.usage}
 
 
+def each_of(value: Any) -> list[Any]:
+    """The texts and lists of ids of a field that takes one or several."""
+    return [value] if isinstance(value, str) or isinstance(value[0], int) else value
+
+
 def prompt_ids(run: Served, prompt: Any, *, with_text: bool = False) -> tuple[list[list[int]], list[str]]:
     """The ids of each prompt of a request, and its text (without `with_text` "" where it was given as ids)."""
-    each = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
-    if not prompt and isinstance(prompt, list):
-        raise RequestError("prompt: found an empty list", param="prompt", code="invalid_value")
+    each = each_of(prompt)
     if isinstance(each[0], str):
         return encoded(run, each), list(each)
     in_range = with_text and all(token < run.text_tokenizer.vocab_size for ids in each for token in ids)
@@ -213,11 +215,12 @@ async def chat(service: Service, body: ChatRequest, call: Call) -> Answer:
         raise RequestError("max_completion_tokens: found 0, expected at least 1", param="max_completion_tokens")
     if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+    messages = [{"role": each.role, "content": each.text} for each in body.messages]
     writing = await service.write(
         entry,
         body,
         call,
-        lambda run: ([run.chat.prompt(messages_of(body))], [""]),
+        lambda run: ([run.chat.prompt(messages)], [""]),
         max_new_tokens=most,
         ends=lambda run: run.chat.ends,
         logprobs=bool(body.logprobs),
@@ -263,17 +266,6 @@ async def _chat_chunks(
             yield chunk(piece.index, {"content": piece.text} if piece.finish is None else {}, piece.finish, scored)
 
 
-def messages_of(body: ChatRequest) -> list[Document]:
-    """The messages with their content as one text."""
-    return [
-        {
-            "role": each.role,
-            "content": each.content if isinstance(each.content, str) else "".join(part.text for part in each.content),
-        }
-        for each in body.messages
-    ]
-
-
 # --- embeddings -------------------------------------------------------------------------------------------------------
 
 
@@ -281,12 +273,7 @@ async def embeddings(service: Service, body: EmbeddingRequest, call: Call) -> Do
     """A vector for each text: `/v1/embeddings`. Ids are read as the text that they stand for."""
     entry = service.models.find(body.model, "embed")
     call.model = entry.name
-    inputs: Any = body.input
-    each = inputs if isinstance(inputs, list) and inputs and not isinstance(inputs[0], int) else [inputs]
-    if inputs == []:
-        raise RequestError("input: found an empty list", param="input", code="invalid_value")
-    if len(each) > MOST_TEXTS:
-        raise RequestError(f"input: found {len(each)} texts, expected at most {MOST_TEXTS}", param="input")
+    each = each_of(body.input)
 
     def vectors(block: Sequence[Any], run: Served) -> tuple[list[Any], int]:
         texts = [text if isinstance(text, str) else run.decode(text) for text in block]

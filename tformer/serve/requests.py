@@ -70,7 +70,8 @@ class Request(BaseModel):
 Several = Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
 Texts = Annotated[str | Several, Field(description="A text, or a list of texts.")]
 Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
-Prompts = Annotated[str | list[str] | Ids | list[Ids], Field(description="A text, token ids, or a list of either.")]
+SeveralIds = Annotated[list[Ids], Field(min_length=1, max_length=MOST_TEXTS)]
+Prompts = Annotated[str | Several | Ids | SeveralIds, Field(description="A text, token ids, or a list of either.")]
 
 
 class StreamOptions(BaseModel):
@@ -118,6 +119,10 @@ class Message(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[ContentPart]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class ChatRequest(Sampling):
