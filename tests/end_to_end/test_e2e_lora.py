@@ -257,6 +257,11 @@ def test_a_missing_or_changed_base_is_said(adapt: Cli, cli: Cli, base: str) -> N
         )
     outcome = cli("merge", "run", "--base", Path("elsewhere/checkpoints") / checkpoint.name, "--out", "merged")
     assert outcome.code == 0, outcome.err
+    outcome = cli("merge", "run", "--base", "elsewhere", "--out", "of-the-run")  # the step is found by its hash
+    assert outcome.code == 0, outcome.err
+    shutil.rmtree(Path("elsewhere/checkpoints") / checkpoint.name)
+    outcome = cli("merge", "run", "--base", "elsewhere", "--out", "other")
+    assert outcome.code == 2 and "is not the base of these adapters: the sha256 of its weights" in outcome.err
     outcome = cli("merge", "run", "--base", "merged", "--out", "other")
     assert outcome.code == 2 and "merged is not the base of these adapters: the sha256 of its weights" in outcome.err
     assert not Path("other").exists()

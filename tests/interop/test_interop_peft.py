@@ -212,7 +212,7 @@ def with_tensor(adapter: Path, name: str, tensor: torch.Tensor) -> None:
                                for one in "AB"}, folder / "adapter_model.safetensors"), "lora_A is [0, 16], expected"),
     (lambda folder: edited(folder, use_dora=True), "c_attn has no lora_magnitude_vector"),
     (lambda folder: with_tensor(folder, "attn.c_attn.lora_magnitude_vector", torch.ones(48)),
-     "c_attn has a lora_magnitude_vector, but use_dora is false"),
+     "c_attn has a lora_magnitude_vector, and use_dora is False"),
     (lambda folder: with_tensor(folder, "mlp.c_fc.weight", torch.ones(3)), "c_fc.weight is [3], expected [16, 24]"),
     (lambda folder: with_tensor(folder, "mlp.gate.weight", torch.ones(3)), "has no tensor transformer.h.0.mlp.gate"),
 ])  # fmt: skip
@@ -261,6 +261,6 @@ def test_commands_name_the_missing_base_and_refuse_a_whole_model(
     outcome = cli("export", tmp_path / "base", "--to", "peft", "--out", tmp_path / "back")
     assert outcome.code == 2 and "has no adapters" in outcome.err
     outcome = cli("import", adapter, "--base", tmp_path / "base", "--out", tmp_path / "run")
-    assert outcome.code == 0 and "adapters of 1 modules of GPT2LMHeadModel" in outcome.err + outcome.out
+    assert outcome.code == 0 and "adapters of 1 module of GPT2LMHeadModel, 2 tensors" in outcome.err + outcome.out
     outcome = cli("generate", tmp_path / "run", "--prompt", "the cat", "--max-new-tokens", 2)
     assert outcome.code == 0, outcome.err

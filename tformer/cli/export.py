@@ -107,8 +107,7 @@ def export(options: ExportOptions) -> None:
             from tformer.interop.peft import export_adapters
 
             adapters = export_adapters(checkpoint, out)
-            line = f"adapters of {adapters.modules} modules of {adapters.class_name}, {adapters.tensors} tensors"
-            report_result([line], adapters.path, adapters.document() if options.as_json else None)
+            report_result([adapters.line], adapters.path, adapters.document() if options.as_json else None)
             return
         with Work(progress_reporter, flag.should_stop).part("writing", unit="B") as part:
             given: dict[str, Any] = {"model_type": options.model_type, "work": part}

@@ -125,8 +125,7 @@ def _import_adapters(folder: Path, options: ImportOptions) -> None:
         raise InputError(f"{unread[0]} has no meaning with an adapter, and {folder} is one", hint="leave it out")
     assert options.out is not None  # without --dry-run
     report = import_adapters(folder, options.out, base=options.base)
-    line = f"adapters of {report.modules} modules of {report.class_name}, {report.tensors} tensors"
-    report_result([line], report.path, report.document() if options.as_json else None)
+    report_result([report.line], report.path, report.document() if options.as_json else None)
 
 
 def _folder(name: str) -> Path:

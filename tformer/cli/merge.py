@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -55,12 +56,13 @@ def merge(options: MergeOptions) -> None:
     made = merge_adapters(run, options.out, which=options.checkpoint, base=options.base, dtype=DTYPES[options.dtype])
     for note in made.notes:
         console.print(note, markup=False)
-    lines = [f"{made.num_parameters:,} parameters in {options.dtype}, of step {made.step} and {made.base}"]
+    parameters, base = sum(math.prod(spec.shape) for spec in made.specs("weights").values()), str(made.base.path)
+    line = f"{parameters:,} parameters in {options.dtype}, of step {made.step} and {base}"
     document = {
         "path": str(options.out),
         "step": made.step,
-        "base": str(made.base),
-        "parameters": made.num_parameters,
+        "base": base,
+        "parameters": parameters,
         "notes": made.notes,
     }
-    report_result(lines, options.out, document if options.as_json else None)
+    report_result([line], options.out, document if options.as_json else None)

@@ -14,7 +14,7 @@ from torch import Tensor
 from tformer.build import add_adapters, build_model
 from tformer.checkpoint.read import Checkpoint, differences, read_checkpoint
 from tformer.checkpoint.resolve import resolve_checkpoint
-from tformer.checkpoint.run import CHECKPOINTS
+from tformer.checkpoint.run import CHECKPOINTS, is_run
 from tformer.checkpoint.save import CheckpointContents, write_checkpoint
 from tformer.checkpoint.tensor_files import TensorSpec
 from tformer.interop.foreign_checkpoint import open_folder
@@ -44,6 +44,9 @@ def open_base(recipe: Recipe, *, beside: Path, instead: str | Path | None = None
     if instead is None and not path.is_dir():
         found = (above / end for above in beside.absolute().parents for end in ends)
         path = next((one for one in found if (one / MANIFEST).is_file() or (one / CONFIG).is_file()), path)
+    if is_run(path):
+        steps = sorted((path / CHECKPOINTS).glob("step-*"))
+        path = next((step for step in steps if read_checkpoint(step).sha256 == base.sha256), (steps or [path])[-1])
     if not path.is_dir():
         raise InputError(
             f"{path}, the base of these adapters, does not exist",
@@ -160,20 +163,10 @@ def base_of(path: Path) -> Checkpoint:
     return replace(checkpoint, changed=False)
 
 
-@dataclass(frozen=True)
-class Merged:
-    """What `merge_adapters` has written: the step and the base of the adapters, and notes for the user."""
-
-    step: int
-    base: Path
-    num_parameters: int
-    notes: list[str]
-
-
 def merge_adapters(
     run: str | Path, out: Path, *, which: str = "best", base: Path | None = None, dtype: torch.dtype = torch.float32
-) -> Merged:
-    """Write a run with adapters as an ordinary checkpoint in a new folder, without optimizer state.
+) -> AdaptedCheckpoint:
+    """Write a run with adapters, which is returned, as an ordinary checkpoint in a new folder, without optimizer state.
 
     base: where the base is now; None: where it was. Raises InputError for a run without adapters, and those of
     `open_base`; nothing is written then.
@@ -182,14 +175,10 @@ def merge_adapters(
     checkpoint = with_base(own, instead=base)
     if not isinstance(checkpoint, AdaptedCheckpoint):
         raise InputError(f"{own.path} has no adapters: it is a whole model already", hint="no need to merge it")
-    weights = checkpoint.weights()
-    for alias in checkpoint.tied:
-        del weights[alias]
-    weights = {name: each.to(dtype) if each.is_floating_point() else each for name, each in weights.items()}
+    weights = {name: each.to(dtype) if each.is_floating_point() else each for name, each in checkpoint.each("weights")}
     files.require_writable_folder(out)
     with files.storage_errors(out):
         files.make_folders(out.absolute().parent)
     trainer = {"step": own.step, "merged": {"sha256": checkpoint.base.sha256}}
     write_checkpoint(out, own.step, CheckpointContents.derived(checkpoint, weights, trainer))
-    parameters = sum(each.numel() for each in weights.values())
-    return Merged(own.step, checkpoint.base.path, parameters, checkpoint.notes)
+    return checkpoint

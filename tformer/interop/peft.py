@@ -40,7 +40,7 @@ from tformer.recipe.model import Model
 from tformer.recipe.sections import Lora, LoraBase
 from tformer.support import files
 from tformer.support.errors import InputError, NotFiniteError
-from tformer.support.formatting import listed
+from tformer.support.formatting import listed, plural
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -119,6 +119,10 @@ class PeftReport:
     class_name: str
     modules: int
     tensors: int
+
+    @property
+    def line(self) -> str:
+        return f"adapters of {plural(self.modules, 'module')} of {self.class_name}, {plural(self.tensors, 'tensor')}"
 
     def document(self) -> dict[str, Any]:
         """The JSON document of the commands."""
@@ -238,15 +242,16 @@ def import_adapters(folder: Path, out: Path, *, base: str | None = None) -> Peft
     missing or does not fit.
     """
     require_new(out)
-    config = Config(files.read_object(folder / CONFIG, max_bytes=MAX_CONFIG_BYTES), name=str(folder / CONFIG))
+    weights, file = folder / WEIGHTS, folder / CONFIG
+    config = Config(files.read_object(file, max_bytes=MAX_CONFIG_BYTES), name=str(file))
     kind, named = config.values.get("peft_type"), config.take("base_model_name_or_path", default=None, kind=str)
     if kind != "LORA":
-        raise InputError(f"{folder / CONFIG}: peft_type: found {kind!r}, expected 'LORA'")
+        raise InputError(f"{file}: peft_type: found {kind!r}, expected 'LORA'")
     if unread := [key for key in UNREAD if config.values.get(key)]:
-        raise InputError(f"{folder / CONFIG}: {unread[0]}: tformer has no such adapters")
+        raise InputError(f"{file}: {unread[0]}: tformer has no such adapters")
     if base is None and not (named and Path(named).is_dir()):
         raise InputError(f"{folder} names the base {named!r}, which is no folder here", hint="name it: --base MODEL")
-    if not (folder / WEIGHTS).is_file():
+    if not (weights).is_file():
         raise InputError(f"{folder} has no {WEIGHTS}", hint="pickled weights are never read: save them as safetensors")
     checkpoint = open_checkpoint(base or str(named))
     if isinstance(checkpoint, AdaptedCheckpoint):
@@ -257,9 +262,9 @@ def import_adapters(folder: Path, out: Path, *, base: str | None = None) -> Peft
     modules, matrices, state = modules_of(links, model), projections(model), model.state_dict()
     grouped: dict[str, dict[str, Tensor]] = {}
     whole: dict[str, Tensor] = {}
-    for key, tensor in each_tensor(folder / WEIGHTS):
+    for key, tensor in each_tensor(weights):
         if not all_finite(tensor):
-            raise NotFiniteError(f"{folder / WEIGHTS}: {key} holds NaN or infinity")
+            raise NotFiniteError(f"{weights}: {key} holds NaN or infinity")
         name = key.removeprefix(PREFIX)
         if match := KEY.fullmatch(name):
             grouped.setdefault(match[1], {})[match[2]] = tensor.float()
@@ -272,14 +277,14 @@ def import_adapters(folder: Path, out: Path, *, base: str | None = None) -> Peft
             hint="the base must be of the class that the adapter was trained with; embeddings and outputs have none",
         )
     if not grouped:
-        raise InputError(f"{folder / WEIGHTS} has no tensor of an adapter")
+        raise InputError(f"{weights} has no tensor of an adapter")
     linked = [link for link in links if set(link.theirs) <= whole.keys()]
     expected = {name: part.shape for link in linked
                 for name, part in zip(link.theirs, link.layout.split(state[link.ours]), strict=True)}  # fmt: skip
     if lost := sorted(whole.keys() - expected.keys()):
-        raise InputError(f"{folder / WEIGHTS}: {class_name} of {checkpoint.path} has no tensor {lost[0]}")
+        raise InputError(f"{weights}: {class_name} of {checkpoint.path} has no tensor {lost[0]}")
     for name, shape in expected.items():
-        _require_shape(folder, name, whole[name], shape)
+        _require_shape(weights, name, whole[name], shape)
     own, dora = to_ours(linked, whole), config.take("use_dora", default=False, kind=bool)
     alphas, is_rslora = _alphas(config), config.take("use_rslora", default=False, kind=bool)
     alpha, stated = config.positive("lora_alpha", default=8), config.size("r", default=8)
@@ -287,14 +292,12 @@ def import_adapters(folder: Path, out: Path, *, base: str | None = None) -> Peft
     common, rank, scales = alpha / factor(stated), 0, {}
     for path, each in grouped.items():
         module, rows = modules[path], len(modules[path].rows)
-        if lacking := {"lora_A", "lora_B", *(["lora_magnitude_vector"] if dora else [])} - each.keys():
-            raise InputError(f"{folder / WEIGHTS}: {path} has no {min(lacking)}")
-        if len(each) > 2 + dora:
-            raise InputError(f"{folder / WEIGHTS}: {path} has a lora_magnitude_vector, but use_dora is false")
+        if odd := min({"lora_A", "lora_B", *(["lora_magnitude_vector"] if dora else [])} ^ each.keys(), default=None):
+            raise InputError(f"{weights}: {path} has {'a' if odd in each else 'no'} {odd}, and use_dora is {dora}")
         of_it = max(1, len(each["lora_A"]) if each["lora_A"].dim() else 0)
         shapes = {"lora_A": (of_it, matrices[module.matrix][0].in_features), "lora_B": (rows, of_it)}
         for key, tensor in each.items():
-            _require_shape(folder, f"{path}.{key}", tensor, shapes.get(key, (rows,)))
+            _require_shape(weights, f"{path}.{key}", tensor, shapes.get(key, (rows,)))
         own_alpha = next((value for pattern, value in alphas if pattern.fullmatch(path)), alpha)
         scales[path], rank = own_alpha / factor(of_it), max(rank, of_it)
     is_plain = set(scales.values()) == {common} and rank == stated
@@ -344,9 +347,9 @@ def import_adapters(folder: Path, out: Path, *, base: str | None = None) -> Peft
     return PeftReport(out, class_name, len(grouped), sum(map(len, grouped.values())) + len(whole))
 
 
-def _require_shape(folder: Path, name: str, tensor: Tensor, expected: Sequence[int]) -> None:
+def _require_shape(file: Path, name: str, tensor: Tensor, expected: Sequence[int]) -> None:
     if tensor.shape != torch.Size(expected):
-        raise InputError(f"{folder / WEIGHTS}: {name} is {list(tensor.shape)}, expected {list(expected)}")
+        raise InputError(f"{file}: {name} is {list(tensor.shape)}, expected {list(expected)}")
 
 
 def _alphas(config: Config) -> list[tuple[re.Pattern[str], float]]:
