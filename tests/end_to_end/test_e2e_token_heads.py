@@ -88,12 +88,19 @@ def test_adapters_are_trained_beside_a_whole_head(
     run, _ = tune(objective, "--lora", 4)
     found = [record["loss"] for record in metrics(run, "train")]
     assert found[-1] < found[0] - 0.01, found
-    kind = KINDS[objective][0]
-    stored = load_file(resolve_checkpoint(str(run), "latest") / "model.safetensors")
-    head = {name for name in stored if ".adapter." not in name}
-    assert head == {f"heads.{kind}.project.weight", f"heads.{kind}.project.bias"} and len(stored) > len(head)
+    kind, data = KINDS[objective][0], tmp_path / f"{objective}.jsonl"
+
+    def whole(trained: Path) -> set[str]:
+        stored = load_file(resolve_checkpoint(str(trained), "latest") / "model.safetensors")
+        assert any(".adapter." in name for name in stored)
+        return {name for name in stored if ".adapter." not in name}
+
+    head = {f"heads.{kind}.project.weight", f"heads.{kind}.project.bias"}
+    assert whole(run) == head
     assert cli("merge", run, "--out", tmp_path / "merged").code == 0
-    data = tmp_path / f"{objective}.jsonl"
+    again = ("--data", data, "--valid", data, "--lora", 2, "--max-steps", 2, "--out", tmp_path / "again")
+    outcome = cli("train", "--init-from", tmp_path / "merged", *again, *QUICK)
+    assert outcome.code == 0 and whole(tmp_path / "again") == head, outcome.err
     one, two = (json.loads(cli("evaluate", each, "--data", data, "--json").out) for each in (run, tmp_path / "merged"))
     assert one["loss"] == pytest.approx(two["loss"], abs=1e-5) and one["accuracy"] == two["accuracy"]
 

@@ -12,6 +12,7 @@ Each options dataclass states facts about its head:
     over_vocabulary  it predicts tokens
     pools            it reads one vector per sequence
     label_kind       kind of the label of an example: "classes" (one of L), "labels" (any of L), "score"; None: no label
+    labels_tokens    the labels are of tokens: tags of words, borders of an answer
 
 Shape legend: B batch, T positions, D d_model, L labels.
 """
@@ -393,6 +394,7 @@ class TokenClassifierHeadOptions:
 
     over_vocabulary: ClassVar[bool] = False
     pools: ClassVar[bool] = False
+    labels_tokens: ClassVar[bool] = True
     label_kind: ClassVar[LabelKind | None] = None
     kind: Literal["token_classifier"] = "token_classifier"
     num_labels: int | None = None  # null: taken from the data's labels
@@ -414,6 +416,7 @@ class SpanHeadOptions:
 
     over_vocabulary: ClassVar[bool] = False
     pools: ClassVar[bool] = False
+    labels_tokens: ClassVar[bool] = True
     label_kind: ClassVar[LabelKind | None] = None
     kind: Literal["span"] = "span"
     transform: bool = False  # dense, activation and norm before the projection (ModernBERT)
