@@ -18,7 +18,7 @@ HELP = {
     "tformer_first_token_seconds": ("histogram", "Seconds from a request to its first token."),
     "tformer_requests_running": ("gauge", "Requests that were begun and are not answered."),
     "tformer_rows_running": ("gauge", "Texts that are being written."),
-    "tformer_model_bytes": ("gauge", "Bytes of the weights of each loaded model."),
+    "tformer_model_bytes": ("gauge", "Bytes of the weights of each loaded model, in fp32."),
 }
 Labels = tuple[tuple[str, str], ...]
 

@@ -68,6 +68,8 @@ USES: dict[str, Callable[[Recipe], bool]] = {
 class Served(Run):
     """A run whose model is prepared for inference itself, in place of copies."""
 
+    scheduler: Scheduler | None = None  # None: it cannot be scheduled
+
     def _ready(self, key: Any, prepare: Any) -> list[Loaded]:
         return [self]
 
@@ -79,17 +81,10 @@ class Served(Run):
         choose_languages(own, options.source_language, options.target_language)
         return [own]
 
-    scheduler: Scheduler | None = None  # None: it cannot be scheduled
-
     @cached_property
     def chat(self) -> ChatTemplate:
         """The model's chat template. Raises InputError for a tokenizer without a token that ends an answer."""
         return ChatTemplate(self.text_tokenizer, self.recipe.tokenizer.chat_template)
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the weights as they were loaded."""
-        return sum(each.numel() * each.element_size() for each in self.model.parameters())
 
 
 @dataclass
@@ -98,7 +93,7 @@ class Entry:
 
     Attributes:
         path: as it was named.
-        num_bytes: of its weights in fp32, or as loaded.
+        num_bytes: of its weights in fp32.
         created: seconds since 1970 of its checkpoint.
         served: None until it is asked for.
         used_at, looked_at: of the monotonic clock.
@@ -176,7 +171,7 @@ class Models:
         if entry.served is None:
             self._make_room(entry)
             entry.served = self._loaded(entry)
-            entry.num_bytes, entry.looked_at = entry.served.num_bytes, now
+            entry.looked_at = now
         return entry.served
 
     def _make_room(self, entry: Entry) -> None:

@@ -59,7 +59,7 @@ class ServeOptions:
         LIMITS(
             "--memory",
             metavar="SIZE",
-            help="Of all loaded weights, such as 8GB: the model used least recently makes room.",
+            help="Of all loaded weights, counted in fp32, such as 8GB: the model used least recently makes room.",
             default="none",
         ),
     ] = None
