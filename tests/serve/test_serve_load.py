@@ -1,0 +1,92 @@
+"""Many requests at a time, good and broken: each is answered, and memory stays level."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serve.conftest import Server, served
+
+COMPLETE = "/v1/completions"
+HEAD = f"POST {COMPLETE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+def resident_bytes(server: Server) -> int:
+    pages = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1])
+    return pages * 4096
+
+
+def raw(server: Server, *parts: bytes) -> None:
+    """Send bytes and leave without reading an answer."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        for part in parts:
+            connection.sendall(part)
+
+
+def good(names: dict[str, str]) -> list[tuple[str, dict[str, Any]]]:
+    return [
+        (COMPLETE, {"prompt": "abc", "max_tokens": 12}),
+        (COMPLETE, {"prompt": ["abc", "de"], "max_tokens": 8, "n": 2, "stream": True}),
+        (COMPLETE, {"prompt": "abcd", "max_tokens": 1, "echo": True, "logprobs": 3}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5}),
+        ("/v1/embeddings", {"input": ["abc", "d"]}),
+        ("/translate", {"text": "abc", "model": names["pairs"]}),
+        ("/classify", {"text": "abc", "model": names["labels"]}),
+        ("/fill", {"text": "a[MASK]", "model": names["masked"]}),
+        ("/score", {"source": "abc", "target": "d"}),
+    ]
+
+
+def broken(server: Server) -> list[Callable[[], int | None]]:
+    """Functions that send something broken, and return the status if there is an answer."""
+    long = b'{"prompt": "abc", "max_tokens": 40, "stream": true, "ignore_eos": true}'
+    whole = f"{HEAD}Content-Length: {len(long)}\r\n\r\n".encode() + long
+    return [
+        lambda: server.send(COMPLETE, b'{"prompt": ').status,
+        lambda: server.send(COMPLETE, b'{"prompt": "\xff\xfe"}').status,
+        lambda: server.send(COMPLETE, {"prompt": {"a": 1}}).status,
+        lambda: server.send(COMPLETE, {"prompt": "a", "model": "none"}).status,
+        lambda: server.send(COMPLETE, {"prompt": "a" * 4_100_000}).status,
+        lambda: server.send("/none", {}).status,
+        lambda: raw(server, whole),
+        lambda: raw(server, f"{HEAD}Content-Length: 1000\r\n\r\n".encode(), b"{"),
+        lambda: raw(server, b"GET / HTTP/1.1\r\n", b"a: b\r\n" * 9000),
+        lambda: raw(server, b"\x00\xff" * 2000),
+    ]
+
+
+@pytest.mark.slow
+def test_a_load_of_good_and_broken_requests_is_answered_and_memory_is_level(
+    runs: dict[str, Path], names: dict[str, str]
+) -> None:
+    with served(*runs.values()) as server:
+        draw = random.Random(0)
+        whole, wrong = good(names), broken(server)
+
+        def one(number: int) -> str:
+            if number % 10 == 0:
+                status = wrong[number // 10 % len(wrong)]()
+                return "broken" if status is None or 400 <= status < 500 else f"broken: {status}"
+            path, body = whole[number % len(whole)]
+            reply = server.send(path, body)
+            ended = not body.get("stream") or reply.body.endswith(b"data: [DONE]\n\n")
+            return "good" if reply.status == 200 and ended else f"{path}: {reply.status} {reply.body[:200]!r}"
+
+        def load(count: int) -> Counter[str]:
+            numbers = draw.sample(range(count), count)
+            with ThreadPoolExecutor(16) as pool:
+                return Counter(pool.map(one, numbers))
+
+        load(400)  # caches fill
+        before = resident_bytes(server)
+        assert load(1000) == {"good": 900, "broken": 100}
+        assert resident_bytes(server) < 1.05 * before
+        assert "Traceback" not in "".join(server.log)
+        assert server.stop() == 0
