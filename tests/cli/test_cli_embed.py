@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 import tformer
 from tests.random_runs import random_run
 from tformer.decoding import lines
+from tformer.evaluation import embed as embedding
 
 Cli = Callable[..., Any]
 BODY = """
@@ -106,6 +109,28 @@ def test_two_processes_write_the_index_of_one(body: Path, cli: Cli, monkeypatch:
         succeed(cli, "embed", body, "--input", "texts.txt", "--output", name, "--device", "cpu", *more)
     np.testing.assert_allclose(np.load("two.npy"), np.load("one.npy"), atol=1e-6)
     assert Path("two.npy.jsonl").read_text() == Path("one.npy.jsonl").read_text()
+
+
+def test_an_interrupt_keeps_the_rows_that_were_done_and_the_former_index(
+    body: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, whole = list[int](), embedding.embed_texts
+
+    def interrupted(*values: Any, **more: Any) -> np.ndarray:
+        calls.append(1)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return whole(*values, **more)
+
+    monkeypatch.setattr(lines, "BLOCK_LINES", 2)
+    monkeypatch.setattr(embedding, "embed_texts", interrupted)
+    Path("v.npy").write_bytes(b"before")
+    for name in ("v.jsonl", "v.npy"):
+        calls.clear()
+        outcome = cli("embed", body, "--input", "texts.txt", "--output", name, "--device", "cpu")
+        assert outcome.code == 130 and "interrupted while embedding" in outcome.err
+    assert [json.loads(line)["text"] for line in Path("v.jsonl").read_text().splitlines()] == TEXTS[:2]
+    assert Path("v.npy").read_bytes() == b"before" and not Path("v.npy.jsonl").exists()
 
 
 def test_a_table_comes_back_with_its_columns(body: Path, cli: Cli) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cached_property, partial
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import numpy as np
@@ -52,15 +53,10 @@ QUERIES = 256  # compared with all documents at a time
 
 @dataclass(frozen=True)
 class PairedTexts(LabelledTokens):
-    """The first texts of pairs, with their scores (zeros where there are none), the second texts, and negatives.
-
-    Attributes:
-        ends: int64 [N]: the number of negatives of each pair and of those before it.
-    """
+    """The first texts of pairs, with their scores (zeros where there are none), the second texts, and negatives."""
 
     second: LabelledTokens | None = None
     negatives: LabelledTokens | None = None
-    ends: np.ndarray | None = None
 
     @property
     def sides(self) -> tuple[LabelledTokens, LabelledTokens]:
@@ -85,17 +81,17 @@ class PairedTexts(LabelledTokens):
     def subset(self, indices: Sequence[int] | np.ndarray) -> PairedTexts:
         """Some of the pairs, in this order."""
         first, second = (side.subset(indices) for side in self.sides)
-        more: dict[str, Any] = {}
-        if self.negatives is not None:
-            more["negatives"] = self.negatives.subset(self._places(indices))
-            more["ends"] = np.cumsum([len(row.negatives) for row in first.rows])
-        return PairedTexts(**vars(first), second=second, **more)
+        negatives = None if self.negatives is None else self.negatives.subset(self._places(indices))
+        return PairedTexts(**vars(first), second=second, negatives=negatives)
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """The number of negatives before each pair, and of all."""
+        return list(accumulate((len(row.negatives) for row in self.rows), initial=0))
 
     def _places(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
         """The numbers of the negatives of these pairs."""
-        assert self.ends is not None
-        ends = np.append(0, self.ends)
-        return np.concatenate([np.arange(ends[index], ends[index + 1]) for index in indices])
+        return np.concatenate([np.arange(*self._starts[index : index + 2]) for index in indices])
 
 
 def read_pairs(
@@ -118,7 +114,6 @@ def read_pairs(
     own = vars(first) | {"fingerprint": fingerprint, "labels": labels, "rows": rows, "second": second}
     if any(row.negatives for row in rows):
         own["negatives"] = tokens((row, text) for row in rows for text in row.negatives)
-        own["ends"] = np.cumsum([len(row.negatives) for row in rows])
     return PairedTexts(**own)
 
 
