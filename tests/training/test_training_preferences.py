@@ -224,6 +224,16 @@ def test_an_encoder_has_no_answers_to_prefer(cli: Cli) -> None:
     assert outcome.code == 2 and "dpo needs model.decoder, found null" in outcome.err
 
 
+def test_a_base_that_writes_no_text_is_refused(cli: Cli) -> None:
+    Path("labelled.tsv").write_text("text\tlabel\n" + "the cat\tx\nTHE CAT\ty\n" * 20)
+    untied = ("--set", "model.tie.output=false", "--set", "training.max_steps=1", "--objective", "classification")
+    succeed(cli, "train", "--config", "recipe.yaml", *untied, "--data", "labelled.tsv", "--out", "classifier")
+    words = ["classifier" if word == "base" else word for word in DPO]
+    outcome = cli("train", *words, "--data", "rows.jsonl", "--out", "run")
+    assert outcome.code == 2 and "dpo compares with the base, which has no heads.lm.weight" in outcome.err
+    assert "--objective causal_lm first" in outcome.err and not Path("run").exists()
+
+
 def test_rows_that_cannot_be_used_are_left_out_where_that_is_wanted(cli: Cli) -> None:
     with Path("rows.jsonl").open("a") as file:
         file.write(json.dumps({"prompt": "a", "chosen": "b", "rejected": "b"}) + "\n")
