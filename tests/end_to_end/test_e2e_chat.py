@@ -110,6 +110,7 @@ def test_training_learns_and_the_recipe_keeps_template_and_ends(folder: Path) ->
     assert tokenizer is not None and recipe.generation.stop_tokens == (tokenizer.token_id("<|im_end|>"),)
 
 
+@pytest.mark.slow  # quick: tests/objectives/test_objectives_chat.py
 def test_packing_changes_the_number_of_samples_not_what_is_learned(cli: Cli) -> None:
     shared = ("train", "--init-from", "base", "--objective", "chat", "--data", "chats.jsonl", "--max-steps", 2)
     succeed(cli, *shared, "--out", "packed", "--valid", "chats.jsonl")
@@ -134,10 +135,13 @@ def test_a_resumed_run_repeats_an_uninterrupted_one(cli: Cli) -> None:
     assert one == two
 
 
-def test_adapters_learn_conversations(cli: Cli) -> None:
+def test_adapters_learn_conversations(cli: Cli, talk: Cli) -> None:
     words = ("train", "--init-from", "base", "--objective", "chat", "--data", "chats.jsonl", "--max-steps", 2)
     succeed(cli, *words, "--lora", 2, "--out", "adapted")
     assert succeed(cli, "generate", "adapted", "--chat", "--prompt", "say a").code == 0
+    outcome = talk(["say a"], "adapted")
+    assert outcome.code == 0 and "without a chat template" not in outcome.err
+    assert "without a chat template; messages are given in 'chatml'" in talk(["say a"], "base").err
 
 
 @pytest.mark.parametrize(
@@ -153,6 +157,8 @@ def test_adapters_learn_conversations(cli: Cli) -> None:
         ((*CHATS, "--set", "data.format=chatml"), "data.format", ""),
         ((*CHATS, "--set", "tokenizer.chat_template=x"), "tokenizer.chat_template", ""),
         ((*CHATS, "--set", "tokenizer.chat_template=x.jinja"), "x.jinja", ""),
+        ((*CHATS, "--set", "tokenizer.chat_template=raises.jinja"), "the chat template refuses these messages: no", ""),
+        ((*CHATS, "--set", "tokenizer.chat_template=broken.jinja"), "the chat template, line 1: ", ""),
         (("--data", "chats.jsonl", "--set", "data.format=messages"), "reads no conversations", "--objective chat"),
         ((*CHATS, "--set", "data.seq_len=2"), "is left", "data.overlong"),
         ((*CHATS, "--set", "data.subword_sampling=0.1"), "subword_sampling", ""),
@@ -160,6 +166,8 @@ def test_adapters_learn_conversations(cli: Cli) -> None:
     ],
 )
 def test_wrong_trainings_are_refused(words: tuple[str, ...], message: str, hint: str, cli: Cli) -> None:
+    Path("raises.jinja").write_text("{% if messages | length > 1 %}{{ raise_exception('no') }}{% endif %}")
+    Path("broken.jinja").write_text("{% for %}")
     outcome = cli("train", "--init-from", "base", *words, "--out", "new")
     assert outcome.code == 2 and message in outcome.err and hint in outcome.err
     assert not Path("new").exists()
@@ -277,6 +285,7 @@ def test_a_terminal_shows_answers_and_goes_on_after_a_mistake(terminal: Any) -> 
     assert "\nd\n> " in output and "\x1b[3" not in output
 
 
+@pytest.mark.slow
 def test_an_interrupted_answer_leaves_the_conversation(terminal: Any) -> None:
     steps = (("> ", "say a\n"), ("say a\r\n\\s*\\w", "\x03"), ("> ", "/save talk.jsonl\n"), ("> ", "/exit\n"))
     code, output = terminal("base", *steps)

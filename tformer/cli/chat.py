@@ -67,11 +67,15 @@ def chat(options: ChatOptions) -> None:
     if fills_masks(loaded):
         raise InputError(f"{loaded.path} fills masks, expected a model that writes text")
     sampler = make_writer(settings, [loaded], on_cut=show_cut_prompt)
-    assert isinstance(sampler, Sampler)
+    assert isinstance(sampler, Sampler) and sampler.template is not None
     conversation, on_terminal = Conversation(sampler), sys.stdin.isatty()
     how = "greedy" if sampler.settings.greedy else f"seed {settings.seed}"
-    known = [f"{HINT}; Ctrl-C ends an answer"] if on_terminal else []
-    show_notes([f"chatting with {loaded.path}, {how}", *loaded.notes, *known], dim=True)
+    notes = [f"chatting with {loaded.path}, {how}", *loaded.notes]
+    if loaded.recipe.tokenizer.chat_template is None:
+        notes.append(
+            f"the model was trained without a chat template; messages are given in '{sampler.template.source}'"
+        )
+    show_notes([*notes, f"{HINT}; Ctrl-C ends an answer"] if on_terminal else notes, dim=True)
     spinner.end()  # from here on the command waits for lines
     with data_output(None, ALONE) as output:
         for line in _typed_lines() if on_terminal else _piped_lines():
