@@ -389,7 +389,7 @@ def test_requests_come_from_any_thread_and_one_owns_the_model() -> None:
     def own() -> None:
         while not stopping.is_set():
             if not scheduler.step():
-                scheduler.wait(0.05)
+                stopping.wait(0.01)
 
     owner = threading.Thread(target=own)
     owner.start()
@@ -403,9 +403,6 @@ def test_requests_come_from_any_thread_and_one_owns_the_model() -> None:
     clients = [threading.Thread(target=client, args=(seed,)) for seed in range(6)]
     for thread in clients:
         thread.start()
-    assert scheduler.call(lambda: threading.current_thread()).result(timeout=60) is owner
-    with pytest.raises(ZeroDivisionError):
-        scheduler.call(lambda: 1 // 0).result(timeout=60)
     for thread in clients:
         thread.join()
     stopping.set()
@@ -413,13 +410,6 @@ def test_requests_come_from_any_thread_and_one_owns_the_model() -> None:
     for number, answers in found.items():
         assert_same(answers, alone(model, ids_of(number % 100, number // 100), GREEDY))
     assert len(found) == 18
-
-
-def test_wait_returns_when_something_arrives() -> None:
-    scheduler = Scheduler(tiny_model())
-    assert not scheduler.wait(0.01)
-    threading.Timer(0.05, lambda: scheduler.submit([1], GREEDY)).start()
-    assert scheduler.wait(30)
 
 
 def test_close_ends_what_was_begun() -> None:

@@ -17,14 +17,12 @@ Legend: B rows, V vocabulary.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
-from typing import TypeVar
+from itertools import accumulate, islice
 
 import torch
 from torch import Tensor
@@ -42,7 +40,6 @@ from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import ShouldStop, never
 
-Value = TypeVar("Value")
 SHARED = 16
 """Tokens from which on a common beginning is copied."""
 
@@ -108,7 +105,7 @@ class _Text:
 class Scheduler:
     """Continuous batching over one decoder; see the module.
 
-    `submit`, `call` and `Request.cancel` may be called by any thread, all others by the one that owns the model.
+    `submit` and `Request.cancel` may be called by any thread, all others by the one that owns the model.
     """
 
     def __init__(
@@ -136,8 +133,6 @@ class Scheduler:
         assert isinstance(model.embedding, TokenEmbedding)
         self._num_ids = model.embedding.weight.shape[0]
         self._vocab_size = None if tokenizer is None else tokenizer.vocab_size
-        self._arrived = threading.Condition()
-        self._calls: deque[Callable[[], None]] = deque()
         self._waiting: list[_Text] = []
         self._reading: list[_Text] = []
         self._rows: list[_Row] = []  # in the order of the cache
@@ -153,7 +148,6 @@ class Scheduler:
         settings: GenerationSettings,
         *,
         row: int = 0,
-        limit: int | None = None,
         suppressed: Sequence[int] = (),
         alternatives: int = 0,
         on_token: Callable[[TokenEvent], None] | None = None,
@@ -162,7 +156,7 @@ class Scheduler:
 
         Args:
             row: number of the prompt in a longer list; it is part of the seed.
-            limit, suppressed: see `generate`.
+            suppressed: see `generate`.
             alternatives: number of most probable tokens that every event lists.
             on_token: called on the model's thread, which waits for it.
 
@@ -176,9 +170,7 @@ class Scheduler:
         if wrong := [token for token in prompt if not 0 <= token < self._num_ids]:
             raise InputError(f"prompt {row + 1} has the id {wrong[0]}, expected 0 to {self._num_ids - 1}")
         completions = [
-            Completion(
-                prompt, settings, row=row, sample=sample, max_seq_len=longest, limit=limit, tokenizer=self._tokenizer
-            )
+            Completion(prompt, settings, row=row, sample=sample, max_seq_len=longest, tokenizer=self._tokenizer)
             for sample in range(settings.num_samples)
         ]
         request = Request(completions, alternatives, on_token)
@@ -197,26 +189,8 @@ class Scheduler:
             )
             for completion in completions
         ]
-        with self._arrived:
-            self._waiting.append(_Text(completions[0].window(), rows))
-            self._arrived.notify()
+        self._waiting.append(_Text(completions[0].window(), rows))
         return request
-
-    def call(self, function: Callable[[], Value]) -> Future[Value]:
-        """The future of `function()`, which the model's thread calls between two steps."""
-        result: Future[Value] = Future()
-        result.set_running_or_notify_cancel()
-
-        def run() -> None:
-            try:
-                result.set_result(function())
-            except Exception as error:
-                result.set_exception(error)
-
-        with self._arrived:
-            self._calls.append(run)
-            self._arrived.notify()
-        return result
 
     @property
     def num_waiting(self) -> int:
@@ -230,17 +204,10 @@ class Scheduler:
 
     # --- the thread that owns the model ------------------------------------------------------------------------------
 
-    def wait(self, seconds: float | None = None) -> bool:
-        """Whether there is work; waits for it, up to a time."""
-        with self._arrived:
-            return self._arrived.wait_for(lambda: bool(self._calls or self._waiting or self.num_rows), seconds)
-
     def step(self) -> bool:
         """Read up to a chunk of prompts, then decode one token of every row. False if there was nothing to do."""
-        if not (self._calls or self._waiting or self.num_rows):
+        if not (self._waiting or self.num_rows):
             return False
-        while self._calls:
-            self._calls.popleft()()
         with inference(self._model):
             self._end(row.request for row in self._all_rows() if row.request.is_cancelled)
             self._read()
@@ -263,18 +230,24 @@ class Scheduler:
         Once `should_stop` is true, those that are not done have the finish reason `interrupted`.
         """
 
-        def told(row: int) -> Callable[[TokenEvent], None] | None:
-            return on_token and (lambda event: on_token(row, event.sample, event.id, event.text))
+        def submitted(row: int, prompt: Sequence[int]) -> Request:
+            def tell(event: TokenEvent) -> None:
+                if on_token is not None:
+                    on_token(row, event.sample, event.id, event.text)
 
-        requests = [
-            self.submit(prompt, settings, row=row, suppressed=suppressed, on_token=told(row))
-            for row, prompt in enumerate(prompts, start=first_row)
-        ]
+            return self.submit(prompt, settings, row=row, suppressed=suppressed, on_token=tell)
+
+        rows, requests = enumerate(prompts, start=first_row), deque[Request]()
         try:
-            for request in requests:
-                while not request.result.done():
+            while True:
+                more = islice(rows, max(0, self._max_rows - self.num_waiting))
+                requests.extend(submitted(row, prompt) for row, prompt in more)
+                if not requests:
+                    return
+                if requests[0].result.done():
+                    yield requests.popleft().result.result()
+                else:
                     self.close() if should_stop() else self.step()
-                yield request.result.result()
         finally:
             self.close()  # where the caller wants no more
 
