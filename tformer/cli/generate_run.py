@@ -130,7 +130,8 @@ class SamplingSession:
     def answer_lines(self, path: str, table: LabelledSource | None = None) -> None:
         """Each line of a file or of standard input: one line of output. Each row of a table: its answers beside it."""
         options, size = self.options, self.sampler.batch_size
-        size *= WINDOW_BATCHES if options.devices is None else 1  # processes take one batch at a time
+        # Processes take a batch at a time; so does one, for log-probabilities of equal batches are equal to the bit.
+        size *= 1 if options.devices or options.logprobs else WINDOW_BATCHES
         names, samples = ["output", *(["logprob"] if options.logprobs else [])], self.sampler.settings.num_samples
         columns = answer_columns(names, samples)
         out = Answers(self.output, options, table, inputs=["prompt"], columns=columns)
