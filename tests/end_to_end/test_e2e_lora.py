@@ -161,6 +161,9 @@ def test_adapters_of_imported_models_lower_the_loss(
     alone = cli("evaluate", run, "--data", file, *(["--no-decode"] if data == "pairs" else []))
     assert alone.code == 0, alone.err
     assert cli("merge", run, "--out", tmp_path / "merged").code == 0
+    if "int8" in more:
+        outcome = cli("export", run, "--to", "peft", "--out", tmp_path / "adapter")
+        assert outcome.code == 0 and "they were trained beside a base in int8" in outcome.err
 
 
 @pytest.mark.parametrize("kind", ["single", "score", "multi", "image", "masked", "sentences"])

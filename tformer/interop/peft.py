@@ -113,16 +113,22 @@ def _class_of(checkpoint: Checkpoint) -> tuple[Model, Architecture, str, list[Li
 
 @dataclass(frozen=True)
 class PeftReport:
-    """What was written: the folder, the class of the base, and the number of adapted modules and of tensors."""
+    """What was written: the folder, the class of the base, the number of adapted modules and of tensors.
+
+    base_format: of the base beside which the adapters were trained.
+    """
 
     path: Path
     class_name: str
     modules: int
     tensors: int
+    base_format: str = "fp32"
 
     @property
     def line(self) -> str:
-        return f"adapters of {plural(self.modules, 'module')} of {self.class_name}, {plural(self.tensors, 'tensor')}"
+        rounded = f"; they were trained beside a base in {self.base_format}" if self.base_format != "fp32" else ""
+        counts = plural(self.modules, "module"), plural(self.tensors, "tensor")
+        return f"adapters of {counts[0]} of {self.class_name}, {counts[1]}{rounded}"
 
     def document(self) -> dict[str, Any]:
         """The JSON document of the commands."""
@@ -198,7 +204,7 @@ def export_adapters(checkpoint: Checkpoint, out: Path) -> PeftReport:
     with files.storage_errors(out):
         files.make_folders(out.absolute().parent)
         files.publish_directory(out, fill)
-    return PeftReport(out, class_name, len(ranks), len(tensors))
+    return PeftReport(out, class_name, len(ranks), len(tensors), lora.weights)
 
 
 def _joined(
