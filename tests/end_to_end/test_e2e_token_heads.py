@@ -98,6 +98,10 @@ def test_adapters_are_trained_beside_a_whole_head(
     head = {f"heads.{kind}.project.weight", f"heads.{kind}.project.bias"}
     assert whole(run) == head
     assert cli("merge", run, "--out", tmp_path / "merged").code == 0
+    outcome = cli("export", run, "--to", "peft", "--out", tmp_path / "peft")
+    assert outcome.code == 0, outcome.err
+    config = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
+    assert config["task_type"] == {"token_classifier": "TOKEN_CLS", "span": "QUESTION_ANS"}[kind]
     again = ("--data", data, "--valid", data, "--lora", 2, "--max-steps", 2, "--out", tmp_path / "again")
     outcome = cli("train", "--init-from", tmp_path / "merged", *again, *QUICK)
     assert outcome.code == 0 and whole(tmp_path / "again") == head, outcome.err

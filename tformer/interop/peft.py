@@ -49,6 +49,7 @@ TASKS = {
     "AutoModelForCausalLM": "CAUSAL_LM",
     "AutoModelForSequenceClassification": "SEQ_CLS",
     "AutoModelForTokenClassification": "TOKEN_CLS",
+    "AutoModelForQuestionAnswering": "QUESTION_ANS",
     "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM",
     "AutoModel": "FEATURE_EXTRACTION",
 }
