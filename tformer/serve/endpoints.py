@@ -75,7 +75,7 @@ def openapi() -> dict[str, Any]:
     for path, endpoint in ENDPOINTS.items():
         content = dict(plain_object)
         if "stream" in endpoint.body.model_fields:
-            content["text/event-stream"] = {"schema": {"type": "string"}}
+            content["text/event-stream"] = {}
         schema = {"$ref": f"#/components/schemas/{endpoint.body.__name__}"}
         body = {"required": True, "content": {"application/json": {"schema": schema}}}
         about = {"summary": endpoint.summary, "operationId": path.strip("/").replace("/", "_")}
