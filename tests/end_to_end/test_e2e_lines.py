@@ -147,3 +147,16 @@ def test_train_tokenizer_sees_every_character(end: str, cli: Cli, tmp_path: Path
     tokenizer = Tokenizer.load(out)
     assert tokenizer.decode(tokenizer.encode(FIXED)) == FIXED
     assert tokenizer.vocab_size == len(set(FIXED)) + 1  # and the unknown token
+
+
+def test_generated_lines_are_those_of_each_prompt_alone_in_order(cli: Cli, decoder: Path, tmp_path: Path) -> None:
+    """Prompts of unequal lengths, of which each joins when another text ends."""
+    prompts = ["ab " * (7 * row % 5) + "abc"[row % 3] for row in range(9)]
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join(prompts) + "\n")
+    words = ("--greedy", "--max-new-tokens", 7, "--stop", "a", "--batch-size", 2)
+    found = shown(cli, "generate", decoder, "--input", path, *words)
+    assert [each["index"] for each in found] == list(range(9))
+    for prompt, each in zip(prompts, found, strict=True):
+        [alone] = shown(cli, "generate", decoder, "--prompt", prompt, *words[:-2])
+        assert each["completions"][0]["ids"] == alone["completions"][0]["ids"]
