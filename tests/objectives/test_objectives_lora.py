@@ -36,6 +36,8 @@ def test_an_objective_trains_adapters_and_heads_over_labels_alone(kind: str, dor
     assert not changed & model.base_names and any(ADAPTER in name for name in changed)
     own = tuple(f"heads.{head.kind}." for head in heads if head.label_kind or hasattr(head, "labels_tokens"))
     assert all(ADAPTER in name or name.startswith(own) for name in changed)
+    if OBJECTIVES[kind.split(",")[0]].compares_base:  # a merged model has no base to compare with
+        return
     for name, (linear, _) in projections(model).items():
         state[f"{name}.weight"] = linear.adapter.merged(linear.weight)
     merged.load_state_dict({name: state[name] for name in merged.state_dict()})
