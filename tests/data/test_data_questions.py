@@ -45,7 +45,8 @@ def test_squad_has_articles_paragraphs_and_questions(tmp_path: Path) -> None:
 def test_questions_may_have_no_answer(tmp_path: Path) -> None:
     [one] = read(tmp_path / "a.json", squad([], is_impossible=True, plausible_answers=[answer("Oslo")]))
     [other] = read(tmp_path / "b.json", squad([answer("Oslo")], is_impossible=True))
-    assert one.answers == other.answers == ()
+    [null] = read(tmp_path / "c.json", squad(None, is_impossible=True))
+    assert one.answers == other.answers == null.answers == ()
 
 
 def test_jsonl_has_a_question_in_a_line(tmp_path: Path) -> None:
@@ -72,6 +73,10 @@ WRONG = [
     ("a.jsonl", '{"context": "a"}\n', "a.jsonl:1: expected a text as 'question', found None"),
     ("a.jsonl", '{"context": "a", "question": "b"}\n', "a.jsonl:1: 'answers' should be a list, found None"),
     ("a.jsonl", "[1]\n", "a.jsonl:1: expected an object, found list"),
+    ("a.json", squad({"text": "Paris", "answer_start": 39}), "question q1: 'answers' should be a list, or have lists"),
+    ("a.json", squad({"text": "Paris", "answer_start": [39]}), "or have lists of one length as 'text' and"),
+    ("a.json", squad({"text": ["Paris"]}), "'answers' should be a list, or have lists of one length"),
+    ("a.json", squad({"text": ["Paris", "Oslo"], "answer_start": [39]}), "or have lists of one length as 'text' and"),
 ]
 
 

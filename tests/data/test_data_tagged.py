@@ -37,6 +37,15 @@ def test_a_conll_file_has_a_word_and_its_tag_in_a_line(tmp_path: Path) -> None:
     assert second.tags == ("B-LOC",) and second.place.endswith("a.conll:8")
 
 
+@pytest.mark.parametrize("separator", [" ", "   ", "\t"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_other_white_space_is_a_part_of_its_word(tmp_path: Path, separator: str, end: str) -> None:
+    words, place = ["10\u00a0000", "a\u2028b", "c\x85d", "\u200b"], tmp_path / "a.conll"
+    place.write_bytes("".join(f"{word}{separator}B-X{end}" for word in words).encode())
+    [row] = [row for source in open_tagged([SourceSpec(path=str(place))]) for row in source.rows()]
+    assert [row.text[a:b] for a, b in row.spans] == words and set(row.tags) == {"B-X"}
+
+
 def test_columns_are_named_by_number(tmp_path: Path) -> None:
     assert read(tmp_path / "a.txt", CONLL, label=1)[0].tags == ("NNP", "NNP", "VBD")
     assert read(tmp_path / "a.tsv", "1\tNew York\tB\n", text=1)[0].text == "New York"

@@ -13,13 +13,14 @@ tokens of an answer.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import repeat
 from typing import Any, ClassVar
 
 import numpy as np
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
 from torch import Tensor, nn
 
 from tformer.data.batching.batch import Batch
@@ -41,8 +42,7 @@ from tformer.support.errors import InputError, require_finite
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import QUIET, Work
 
-WORDS = re.compile(r"\w+(?:[.,'’-]\w+)*|[^\w\s]")
-"""The words of a text that is not cut into words: with signs inside, U.S or don't; every other sign is a word."""
+WORDS = Split(Regex(r"[\w\u200c\u200d]+(?:[.,'’-]\w+)*|[^\w\s](?:\p{M}|\u200d[^\w\s])*"), "removed", invert=True)
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,16 @@ def marked_scores(model: nn.Module, samples: Any, collate: Any, *, head: str, **
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
+
+
+def word_spans(text: str) -> list[tuple[int, int]]:
+    """First character, and the one after the last, of each word of a text that is not cut into words.
+
+    Words have signs inside, U.S or don't; every other sign is a word. Accents, vowel signs and joiners (of emoji, too)
+    belong to the character before them.
+    """
+    whole = text.encode("utf-8", "replace").decode()  # half a surrogate pair is refused by the tokenizer
+    return [span for _, span in WORDS.pre_tokenize_str(whole)]
 
 
 def word_scores(row: TaggedRow, scores_nL: np.ndarray, num_labels: int) -> np.ndarray:
@@ -167,7 +177,7 @@ class Tagger(SpanReader):
 
     def classify(self, texts: Sequence[tuple[str, str | None]]) -> Any:
         """`Marked` of each text."""
-        spans = [[found.span() for found in WORDS.finditer(text)] for text, _ in texts]
+        spans = [word_spans(text) for text, _ in texts]
         words = [[text[start:end] for start, end in each] for (text, _), each in zip(texts, spans, strict=True)]
         given = GivenRows([TaggedRow.of(each, (), "--text") for each in words])
         samples = tokenize_tagged([given], NO_LABELS, self._loaded.text_tokenizer, seq_len=self.seq_len)

@@ -16,7 +16,7 @@ from tformer.data.sources.tagged import open_tagged
 from tformer.evaluation.classifier import GivenRows, labelled_head, plain_objective
 from tformer.evaluation.options import EvaluationOptions
 from tformer.evaluation.reports import VALIDATION_METRICS, report_lines
-from tformer.evaluation.spans import WORDS, marked_scores, tag_report
+from tformer.evaluation.spans import marked_scores, tag_report, word_spans
 from tformer.loading import Loaded
 from tformer.metrics.tags import scheme_of
 from tformer.objectives import build_objective
@@ -112,7 +112,8 @@ class Tagged(Task):
     def row_of(self, given: GivenExample) -> LabelledRow:
         """A given example, without labels."""
         given.require(needs="text", reader=self.description)
-        return TaggedRow.of(WORDS.findall(given.text or ""), (), "--text")
+        text = given.text or ""
+        return TaggedRow.of([text[start:end] for start, end in word_spans(text)], (), "--text")
 
     def survey(self, recipe: Recipe) -> Survey | None:
         return TagSurvey(sum(1 for source in self.open(recipe.data.train, recipe.data) for _ in source.rows()))

@@ -52,13 +52,16 @@ def question_rows(content: Content) -> Iterator[QuestionRow]:
         for key, value in (("context", context), ("question", entry.get("question"))):
             if not isinstance(value, str) or not value.strip():
                 raise InputError(f"{place}: expected a text as '{key}', found {_shown(value)}")
-        answers = entry.get("answers", [] if entry.get("is_impossible") else None)
+        answers = [] if entry.get("is_impossible") else entry.get("answers")
         if isinstance(answers, dict):  # of a table: lists of texts and of first characters
-            columns = (answers.get(key) or [] for key in ("text", "answer_start"))
-            answers = [{"text": text, "answer_start": start} for text, start in zip(*columns, strict=False)]
+            texts, starts = columns = [answers.get(key) for key in ("text", "answer_start")]
+            if not all(isinstance(column, list) for column in columns) or len(texts) != len(starts):
+                keys = "'answers' should be a list, or have lists of one length as 'text' and 'answer_start'"
+                raise InputError(f"{place}: {keys}, found {_shown(answers)}")
+            answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
         if not isinstance(answers, list):
             raise InputError(f"{place}: 'answers' should be a list, found {_shown(answers)}")
-        found = () if entry.get("is_impossible") else tuple(_answer(answer, context, place) for answer in answers)
+        found = tuple(_answer(answer, context, place) for answer in answers)
         # Questions about one context are held out together.
         facts = {"number": number, "id": str(entry.get("id", number)), "group": context}
         yield QuestionRow(entry["question"], context, "", place, answers=found, **facts)

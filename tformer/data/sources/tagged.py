@@ -7,6 +7,7 @@ second and the fourth; data.columns names others by number. A row of jsonl has t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -114,7 +115,7 @@ def _sentences(content: Content, named: dict[str, Any], *, ud: bool) -> Iterator
             raise InputError(text, hint=column_hint(role))
     place, words, tags = "", list[str](), list[str]()
     for number, line in enumerate(split_lines(content.texts(), name=content.name), 1):
-        cells = line.rstrip("\n").split("\t") if "\t" in line else line.split()
+        cells = line.rstrip("\r\n").split("\t") if "\t" in line else re.split(" +", line.strip("\r\n "))
         if not line.strip() or cells[0] == DOCUMENT:
             yield place, words, tags
             words, tags = [], []
