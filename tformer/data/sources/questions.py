@@ -54,11 +54,11 @@ def question_rows(content: Content) -> Iterator[QuestionRow]:
                 raise InputError(f"{place}: expected a text as '{key}', found {_shown(value)}")
         answers = [] if entry.get("is_impossible") else entry.get("answers")
         if isinstance(answers, dict):  # of a table: lists of texts and of first characters
-            texts, starts = columns = [answers.get(key) for key in ("text", "answer_start")]
-            if not all(isinstance(column, list) for column in columns) or len(texts) != len(starts):
+            columns: Any = [answers.get(key) for key in ("text", "answer_start")]
+            if not all(isinstance(column, list) for column in columns) or len(columns[0]) != len(columns[1]):
                 keys = "'answers' should be a list, or have lists of one length as 'text' and 'answer_start'"
                 raise InputError(f"{place}: {keys}, found {_shown(answers)}")
-            answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+            answers = [{"text": text, "answer_start": start} for text, start in zip(*columns, strict=True)]
         if not isinstance(answers, list):
             raise InputError(f"{place}: 'answers' should be a list, found {_shown(answers)}")
         found = tuple(_answer(answer, context, place) for answer in answers)
