@@ -126,6 +126,18 @@ def test_validations_may_read_a_share(cli: Cli, run: Path, tmp_path: Path) -> No
     assert any("f1_micro" in line for line in lines if line.get("split") == "valid")
 
 
+def test_words_that_a_mixture_of_schemes_leaves_in_no_entity_are_counted(cli: Cli, run: Path, tmp_path: Path) -> None:
+    """BIO beside BILOU: an entity of one word should be U-, the last word of a longer one L-."""
+    text = "Ada B-PER\nLovelace I-PER\n. O\n\nAda B-PER\nLovelace L-PER\n\nAlan U-PER\n\nGrace B-PER\n\n"
+    (tmp_path / "mixed.conll").write_text(text * 5)
+    words = ["train", "--config", run.parent / "recipe.yaml", "--data", tmp_path / "mixed.conll", "--dry-run"]
+    outcome = cli(*words)
+    assert outcome.code == 0 and "BILOU: " in outcome.err and "15 tagged words count as no entity" in outcome.err
+    (tmp_path / "mixed.conll").write_text(text.replace("Lovelace I", "Lovelace L").replace("Grace B", "Grace U") * 5)
+    outcome = cli(*words)
+    assert outcome.code == 0 and "BILOU: " in outcome.err and "count as no entity" not in outcome.err
+
+
 def test_the_first_example_is_shown_with_its_tags(cli: Cli, run: Path) -> None:
     words = ["--config", run.parent / "recipe.yaml", "--data", run.parent / "train.conll"]
     outcome = cli("train", *words, "--dry-run")

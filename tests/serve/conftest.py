@@ -68,6 +68,12 @@ training: {precision: fp32}
 LABELS = MASKED.replace("[{kind: masked_lm}]\n  init", "[{kind: classifier}]\n  init").replace(
     "objectives: [{kind: masked_lm}]", "objectives: [{kind: classification}]\ndata: {labels: [bad, good]}"
 )
+TAGS = LABELS.replace("{kind: classifier}", "{kind: token_classifier}").replace(
+    "{kind: classification}]\ndata: {labels: [bad, good]}", "{kind: token_classification}]\ndata: {labels: [B-X, I-X, O]}"
+)
+ANSWERS = MASKED.replace("{kind: masked_lm}]\n  init", "{kind: span}]\n  init").replace(
+    "objectives: [{kind: masked_lm}]", "objectives: [{kind: question_answering}]"
+)
 
 
 def silence(model: Any, tokenizer: Any) -> None:
@@ -86,7 +92,7 @@ def make_gpt(runs: Path, seed: int = 0) -> Path:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run of each family: gpt, sliding (which cannot be scheduled), pairs (encoder-decoder), masked, labels."""
+    """Runs: gpt, sliding (which cannot be scheduled), pairs (encoder-decoder), masked, labels, tags and answers."""
     home = tmp_path_factory.mktemp("served") / "runs"
     common: dict[str, Any] = {"letters": LETTERS}
     return {
@@ -95,6 +101,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "pairs": random_run(home, PAIRS, arch="pairs", change=silence, **common),
         "masked": random_run(home, MASKED, arch="masked", template="bert", **common),
         "labels": random_run(home, LABELS, arch="labels", template="bert", **common),
+        "tags": random_run(home, TAGS, arch="tags", template="bert", **common),
+        "answers": random_run(home, ANSWERS, arch="answers", template="bert", **common),
     }
 
 

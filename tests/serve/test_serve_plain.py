@@ -54,6 +54,17 @@ def test_classify_gives_label_and_probabilities(server: Server, runs: Runs) -> N
         assert found["probabilities"] == pytest.approx(dict(each.probabilities), abs=1e-5)
 
 
+def test_classify_gives_the_spans_of_models_that_label_tokens(server: Server, runs: Runs) -> None:
+    for family, given in (("tags", {"text": TEXTS}), ("answers", {"text": TEXTS, "text2": ["a b", "", "c"]})):
+        texts = list(zip(*given.values(), strict=True)) if len(given) > 1 else TEXTS
+        expected = tformer.load(runs[family]).classify(texts)
+        answer = server.ask("/classify", model=runs[family].name, **given)
+        for found, each in zip(answer["results"], expected, strict=True):
+            assert set(found) == {"spans"} and len(found["spans"]) == len(each.spans)
+            for one, span in zip(found["spans"], each.spans, strict=True):
+                assert one == {**span, "probability": pytest.approx(span["probability"], abs=1e-5)}
+
+
 def test_fill_gives_the_candidates_of_each_mask(server: Server, runs: Runs) -> None:
     text = "ab[MASK] d[MASK]"
     expected = tformer.load(runs["masked"]).fill_masks(text, top_k=3)

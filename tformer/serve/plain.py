@@ -131,15 +131,14 @@ async def translate(service: Service, body: TranslateRequest, call: Call) -> Ans
 
 
 async def classify(service: Service, body: ClassifyRequest, call: Call) -> Answer:
-    """The label, labels or score of texts, or of pairs of texts: as `tformer classify --json`."""
+    """The label, labels, score or spans of texts, or of pairs of texts: as `tformer classify --json`."""
     texts: list[Any] = _listed(body.text)
     if body.text2 is not None:
         texts = _pairs(texts, _listed(body.text2), "text", "text2")
 
     def answer(block: Sequence[Any], run: Served) -> list[Any]:
         found = run.classify(list(block), **_given(body, "text2"))
-        kept = ("label", "labels", "probabilities") if found[0].score is None else ("score",)
-        return [{name: value for name, value in asdict(each).items() if name in kept and value} for each in found]
+        return [{name: value for name, value in asdict(each).items() if value not in (None, (), {})} for each in found]
 
     return await _in_blocks(service, body, call, "classify", texts, answer)
 

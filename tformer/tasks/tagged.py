@@ -18,7 +18,7 @@ from tformer.evaluation.options import EvaluationOptions
 from tformer.evaluation.reports import VALIDATION_METRICS, report_lines
 from tformer.evaluation.spans import marked_scores, tag_report, word_spans
 from tformer.loading import Loaded
-from tformer.metrics.tags import scheme_of
+from tformer.metrics.tags import OUTSIDE, entities, scheme_of
 from tformer.objectives import build_objective
 from tformer.objectives.base import ObjectiveContext
 from tformer.recipe.data_defaults import Survey, TagSurvey
@@ -82,13 +82,16 @@ class Tagged(Task):
 
     def settled(self, start: TrainingStart, rows: Iterator[Any], work: Work) -> Recipe:
         """The recipe with the names of the tags; those of a checkpoint keep their order, and so their head."""
-        data = start.recipe.data
+        data, examples = start.recipe.data, list(rows)
         names = data.labels
         if not names:
-            names = collect_labels(tag for row in rows for tag in row.tags)
+            names = collect_labels(tag for row in examples for tag in row.tags)
             known = start.weights or start.teacher
             names = names if known is None else matching_names(known.recipe.data.labels, names)
-        work.note(f"{SCHEMES[scheme_of(names)]}: {', '.join(names)}")
+        scheme = scheme_of(names)
+        work.note(f"{SCHEMES[scheme]}: {', '.join(names)}")
+        if scheme == "bilou" and (broken := sum(map(words_of_no_entity, examples))):
+            work.note(f"{broken:,} tagged words count as no entity: in BILOU one of several words ends with L- (or E-)")
         if not data.train:
             work.note("no --data: telling what each word of Python's library is, in its code (python-tokens)")
         return start.recipe.model_copy(update={"data": data.model_copy(update={"labels": names})})
@@ -193,6 +196,12 @@ def word_labels(samples: MarkedTokens) -> np.ndarray:
     rows: Any = samples.rows
     marks = np.concatenate([row.marks for row in rows])
     return marks[marks != UNMARKED]
+
+
+def words_of_no_entity(row: TaggedRow) -> int:
+    """The number of words in a sentence of BILOU that are tagged but in no whole entity, as in one of BIO."""
+    whole = sum(end - first for _, first, end in entities(row.tags, "bilou"))
+    return sum(tag != OUTSIDE for tag in row.tags) - whole
 
 
 def divided(sources: Sequence[LabelledSource], data: Data) -> tuple[GivenRows, GivenRows]:

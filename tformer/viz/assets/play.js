@@ -146,10 +146,12 @@
       const body = { model: side.name, text: prompt.value, ...(second.value ? { text2: second.value } : {}) };
       tell("/classify", body);
       const [found] = (await ask("/classify", body, signal)).results;
-      const rows = found.score === undefined ? Object.entries(found.probabilities ?? {}).sort((a, b) => b[1] - a[1]) : [["score", found.score]];
+      const spans = found.spans?.map(({ label, text, probability }) => [`${label} ${text}`, probability]);
+      const rows = spans ?? (found.score === undefined ? Object.entries(found.probabilities ?? {}).sort((a, b) => b[1] - a[1]) : [["score", found.score]]);
       const table = element("div", {}), why = element("div", {});
       tformer.table(table, { caption: "Labels", columns: ["Label", { label: "Probability", number: true }], rows });
       side.out.replaceChildren(table, why);
+      if (spans) return;
       const looked = await ask("/look", { ...body, what: "attribution" }, signal);
       why.replaceChildren(...scored(looked, `What the logit of ${looked.target} loses without each token (occlusion):`));
     },
