@@ -163,3 +163,12 @@ def test_a_long_question_has_at_most_half_of_the_room(tokenizer: Tokenizer) -> N
     assert max(map(len, offsets_of(found))) == 10
     with pytest.raises(InputError, match="leave no room for two texts"):
         windows(tokenizer, row, seq_len=4)
+
+
+def test_the_windows_of_a_question_have_one_length_together(tokenizer: Tokenizer) -> None:
+    rows = [QuestionRow("Where ?", text, None, "", number) for number, text in enumerate((CONTEXT, CONTEXT[:20]))]
+    options = QuestionAnsweringOptions(stride=4, max_question=9)
+    found = tokenize_questions([GivenRows(rows)], options, tokenizer, seq_len=20, token_types=True)
+    first = int((found.lengths == 20).sum()) + 1
+    assert first > 2 and len(found) == first + 1
+    assert found.source_lengths.tolist() == [found.lengths[:first].sum()] * first + [found.lengths[-1]]

@@ -9,6 +9,7 @@ where a space has a piece of its own, it belongs to the word that follows.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -41,6 +42,14 @@ class MarkedTokens(LabelledTokens):
     def examples(self, epoch: int, indices: Sequence[int] | np.ndarray) -> list[Example]:
         found: Any = zip(super().examples(epoch, indices), (self.rows[int(index)] for index in indices), strict=True)
         return [replace(example, label=row.marks) for example, row in found]
+
+    @property
+    def source_lengths(self) -> np.ndarray:
+        """int64 [N]: the tokens of all windows of each window's question: a breakdown by length keeps them together."""
+        owners, totals = [(row.place, row.number) for row in self.rows], Counter[Any]()
+        for owner, length in zip(owners, self.lengths.tolist(), strict=True):
+            totals[owner] += length
+        return np.array([totals[owner] for owner in owners], dtype=np.int64)
 
 
 def piece_words(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> np.ndarray:
