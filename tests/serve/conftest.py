@@ -69,7 +69,8 @@ LABELS = MASKED.replace("[{kind: masked_lm}]\n  init", "[{kind: classifier}]\n  
     "objectives: [{kind: masked_lm}]", "objectives: [{kind: classification}]\ndata: {labels: [bad, good]}"
 )
 TAGS = LABELS.replace("{kind: classifier}", "{kind: token_classifier}").replace(
-    "{kind: classification}]\ndata: {labels: [bad, good]}", "{kind: token_classification}]\ndata: {labels: [B-X, I-X, O]}"
+    "{kind: classification}]\ndata: {labels: [bad, good]}",
+    "{kind: token_classification}]\ndata: {labels: [B-X, I-X, O]}",
 )
 ANSWERS = MASKED.replace("{kind: masked_lm}]\n  init", "{kind: span}]\n  init").replace(
     "objectives: [{kind: masked_lm}]", "objectives: [{kind: question_answering}]"
