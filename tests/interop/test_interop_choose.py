@@ -38,6 +38,7 @@ REFUSED = {
     **dict.fromkeys(("bert/pretrain", "bert/pairs", "roberta/tiny", "electra/tiny", "bart/tiny"), "qk_norm"),
     **dict.fromkeys(("roberta/mini", "electra/mini", "bart/mini", "t5/mini"), "qk_norm"),
     "bert/classify": "model.encoder.positions.kind is rope, expected learned",
+    "bert/tags": "comes nearest: model.encoder.positions.kind is rope",
     "bert/finetune": "model.heads.classifier.pooling is mean, expected cls",
     **dict.fromkeys(("transformer/modern", "transformer/dates", "t5/tiny", "vit/cifar"), "qk_norm"),
     "longformer/base": "model.encoder.attention.global_tokens is 1, expected 0",
@@ -58,7 +59,7 @@ def resolved(values: dict[str, Any]) -> Model:
     if model["patches"] is None:
         model["vocab_size"] = model["vocab_size"] or 4096
     for head in model["heads"]:
-        if head["kind"] == "classifier":
+        if "num_labels" in head:
             head["num_labels"] = head["num_labels"] or 3
     return Model.model_validate(model)
 

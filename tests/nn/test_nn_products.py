@@ -15,6 +15,7 @@ from tformer.kernels.functions import Kernels, find
 from tformer.nn.cache import FEW_SLOTS, fastest_dtype
 from tformer.nn.linear import Linear
 from tformer.nn.products import (
+    EVERY,
     FEW_FP32_ROWS,
     FEW_ROWS,
     LARGEST,
@@ -285,6 +286,18 @@ def test_a_gradient_goes_past_them(kernels: Kernels) -> None:
     q, k, v = (torch.randn(1, 2, n, 16).bfloat16().requires_grad_() for n in (1, 5, 5))
     attend(q, k, v, scale=0.25, kernels=kernels)[0].sum().backward()
     assert all(part.grad is not None for part in (q, k, v))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=packed)])
+def test_a_product_of_every_number_of_rows_takes_the_way_of_each(kernels: Kernels, dtype: torch.dtype) -> None:
+    weight = torch.randn(1024, 1024).to(dtype)
+    product = prepare_product(weight, None, "none", kernels=kernels, rows=EVERY)
+    assert isinstance(product, KernelProduct) and isinstance(product.other, PackedProduct)
+    x = torch.randn(32, 1024).to(dtype)
+    expected = x.float() @ weight.float().T
+    for rows in (1, 4, 9, 32):
+        assert product.takes(x[:rows]) == (rows <= (FEW_FP32_ROWS if dtype == torch.float32 else FEW_ROWS["none"]))
+        torch.testing.assert_close(product(x[:rows]).float(), expected[:rows], atol=0.5, rtol=0.02)
 
 
 @pytest.mark.parametrize(

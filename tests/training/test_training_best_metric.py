@@ -63,7 +63,8 @@ def test_early_stopping_by_macro_f1(train: Train, noisy: Path) -> None:
 
 
 REFUSALS = {
-    ("--best-metric", "f1"): "found the text 'f1', expected 'loss', 'accuracy', 'f1_binary', 'f1_macro', 'f1_micro'",
+    ("--best-metric", "f1"): "found 'f1', expected a metric of the objectives: accuracy, f1_binary, f1_macro, loss",
+    ("--best-metric", "recall"): "found the text 'recall', expected 'loss', 'accuracy', ",
     ("--best-metric", "f1_micro"): "of one label per example, micro F1 is the accuracy",
     ("--best-metric", "bleu"): "found 'bleu', expected a metric of the objectives: accuracy, f1_binary, f1_macro, loss",
     ("--best-metric", "f1_binary", "--objective", "multi_label"): "f1_macro, f1_micro, loss",

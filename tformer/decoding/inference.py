@@ -83,7 +83,7 @@ def decoding_dtype(
     dtype = inference_dtype(precision, trained_in=trained_in, device=device)
     if precision != "auto" or device.type != "cpu" or quantize != "none" or has_bf16_instructions():
         return dtype, None
-    if rows is None or rows > MOST_HELD_ROWS or model.num_parameters() < WORTH_A_BUILD or (kernels := find()) is None:
+    if not rows or rows > MOST_HELD_ROWS or model.num_parameters() < WORTH_A_BUILD or (kernels := find()) is None:
         return dtype, None
     speedup = _speedup_of_bf16_weights(kernels, rows)
     if speedup < MIN_SPEEDUP:

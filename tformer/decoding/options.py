@@ -320,7 +320,7 @@ class GenerateOptions(ReadsTexts):
     def texts_at_once(self, model: Transformer) -> int:
         """Lines of --input in a batch."""
         usual = BATCH_OF_SOURCES if model.is_encoder_decoder else BATCH_OF_PROMPTS
-        return self.batch_size or batch_on(model, usual)
+        return batch_on(model, usual) if self.batch_size is None else self.batch_size
 
     def rows_of_a_step(self, generation: Generation, model: Transformer) -> int:
         """The largest number of rows in a decoding step: texts of a batch, each with its samples or beams."""

@@ -41,7 +41,9 @@ FEW_ROWS: dict[Quantize, int] = {"none": 8, "int8": 16}
 """The C kernels are faster than oneDNN up to this many rows, on processors with instructions for the format."""
 FEW_FP32_ROWS, LARGE_FP32 = 4, 2**20
 """The same for fp32 weights with at least this number of elements: smaller weights stay in the processor's cache."""
-ROW_CLASSES = (1, FEW_FP32_ROWS, FEW_ROWS["none"], FEW_ROWS["int8"])
+EVERY = 0
+"""In place of a number of rows: one is as fast as alone, and many as many; some weights are held twice for it."""
+ROW_CLASSES = (EVERY, 1, FEW_FP32_ROWS, FEW_ROWS["none"], FEW_ROWS["int8"])
 
 
 Product = Callable[[Tensor], Tensor]
@@ -156,7 +158,8 @@ def prepare_product(
 ) -> Product | None:
     """The prepared product of a weight; None where `F.linear` is as fast (no CPU, no oneDNN).
 
-    kernels: used on a CPU; None: only PyTorch's operators. rows: largest number of rows in a step; None: many.
+    kernels: used on a CPU; None: only PyTorch's operators.
+    rows: largest number of rows in a step; None: many, `EVERY`: few or many.
     Raises ValueError for int8 and int4 where `is_possible` is false, and for a weight in fp16, which overflows.
     """
     kernels = kernels if weight_OD.device.type == "cpu" else None
@@ -191,10 +194,11 @@ def _by_kernels(
             rounded_OD, scale_O = rounded_rows(weight_OD)
             return KernelProduct(kernels.linear(rounded_OD, bias_O, scales=scale_O, out_dtype=out_dtype))
         return None
-    plain = PlainProduct(weight_OD, bias_O, out_dtype)
+    packs = _has_onednn(weight_OD.device) and _packs(weight_OD.dtype)
+    plain = (PackedProduct if rows == EVERY and packs else PlainProduct)(weight_OD, bias_O, out_dtype)
     if weight_OD.dtype == torch.bfloat16:
         kernel = kernels.linear(weight_OD, bias_O, out_dtype=out_dtype)
-        if not (_has_onednn(weight_OD.device) and _packs(torch.bfloat16)):
+        if not packs:
             return KernelProduct(kernel)
         return KernelProduct(kernel, FEW_ROWS["none"], plain) if _is_few(rows, FEW_ROWS["none"]) else None
     if weight_OD.dtype == torch.float32 and _is_few(rows, FEW_FP32_ROWS) and weight_OD.numel() >= LARGE_FP32:

@@ -101,21 +101,19 @@ class CausalLm(TokenObjective):
         inputs = layout.fill([example.ids[:-1] for example in examples], pad_id(self.context.special_ids))
         return Batch(
             input_ids=torch.from_numpy(inputs),
-            labels=torch.from_numpy(layout.fill(list(map(_labels_of, examples)), IGNORED_LABEL)),
+            labels=torch.from_numpy(layout.fill(list(map(self._labels_of, examples)), IGNORED_LABEL)),
             attention_mask=None if mask is None else torch.from_numpy(mask),
             document_ids=documents,
             position_ids=positions,
         )
 
+    def _labels_of(self, example: Example) -> np.ndarray:
+        """[t - 1]: what each id predicts, `IGNORED_LABEL` where nothing is learned."""
+        return example.ids[1:]
+
     def _check_length(self, num_ids: int) -> None:
         if not 2 <= num_ids <= self.context.seq_len + 1:
             raise ValueError(f"a sample must have 2 to {self.context.seq_len + 1} ids, found {num_ids}")
-
-
-def _labels_of(example: Example) -> np.ndarray:
-    """[t - 1]: the ids after the first; of a conversation only those of answers."""
-    ids = example.ids[1:]
-    return ids if example.label is None else np.where(np.asarray(example.label)[1:], ids, IGNORED_LABEL)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ import numpy as np
 
 from tformer.data.batching.batch import Batch
 from tformer.data.shards.chat_tokens import LEARNED
+from tformer.data.shards.corpus import Example
+from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives.base import IMAGE_KEYS, LABEL_KEYS, PAIR_KEYS, SOURCE_KEYS, Objective
 from tformer.objectives.causal_lm import CausalLm, CausalLmOptions
 from tformer.objectives.collate import documents_of
@@ -44,6 +46,9 @@ class Chat(CausalLm):
                 learned = np.diff(documents_of(sample), prepend=-1) == 0
             plain.append(replace(sample, ids=sample.ids % LEARNED, label=learned))
         return super().collate(plain, rng=rng, training=training)
+
+    def _labels_of(self, example: Example) -> np.ndarray:
+        return np.where(np.asarray(example.label)[1:], example.ids[1:], IGNORED_LABEL)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from tformer.decoding.writers import prepare_models
 from tformer.evaluation.classifier import HEADS as CLASSIFIER_HEADS
 from tformer.interop.opening import open_checkpoint
 from tformer.loading import Loaded, load
+from tformer.nn.products import EVERY, FEW_FP32_ROWS
 from tformer.recipe.recipe import Recipe
 from tformer.serve.options import ServeOptions
 from tformer.serve.requests import RequestError
@@ -39,8 +40,6 @@ from tformer.tokenizer.chat import ChatTemplate
 
 LOOK_AGAIN_SECONDS = 2.0
 """Time between looks for a newer checkpoint of a run."""
-ROWS = 8
-"""Rows of a step that weights are packed for: one text is as fast as alone, and more rows take other products."""
 BUSY_SECONDS = 5
 """`Retry-After` where no model can make room."""
 
@@ -194,7 +193,8 @@ class Models:
         device = resolve_device(options.device)
         found = load(entry.path, device=device, which=options.checkpoint, lazily=True)
         run = Served(**{each.name: getattr(found, each.name) for each in fields(Loaded)})
-        how: dict[str, Any] = {"precision": options.precision, "quantize": options.quantize, "batch_size": ROWS}
+        rows = options.rows if options.rows <= FEW_FP32_ROWS else EVERY
+        how: dict[str, Any] = {"precision": options.precision, "quantize": options.quantize, "batch_size": rows}
         prepare_models([run], GenerateOptions(compile="off", **how))
         run.fill = None
         if "generate" in entry.uses and no_scheduler(run.model) is None:
