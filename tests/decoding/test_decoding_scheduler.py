@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.decoding.random_models import POSITIONS, VOCAB, random_model, tiny_model
+from tformer.decoding import scheduler as scheduling
 from tformer.decoding.generate import generate
 from tformer.decoding.inference import prepare_inference
 from tformer.decoding.scheduler import Request, Scheduler, TokenEvent, no_scheduler
@@ -249,6 +250,15 @@ def test_kept_prefixes_stay_within_their_memory() -> None:
         run(scheduler)
         assert 0 < sum(kept.num_read for kept in scheduler._kept) <= 50
     assert Scheduler(model, prefix_bytes=0)._most_kept == 0
+
+
+def test_few_texts_are_kept_however_small_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduling, "MOST_KEPT", 3)
+    scheduler = Scheduler(tiny_model())
+    for seed in range(6):
+        scheduler.submit(ids_of(5, seed), GREEDY)
+        run(scheduler)
+    assert [kept.ids[:5] for kept in scheduler._kept] == [ids_of(5, seed) for seed in (3, 4, 5)]
 
 
 # --- ends and mistakes ------------------------------------------------------------------------------------------------

@@ -42,6 +42,8 @@ from tformer.workers.work import ShouldStop, never
 
 SHARED = 16
 """Tokens from which on a common beginning is copied."""
+MOST_KEPT = 256
+"""Texts that are kept: every prompt is compared with each of them."""
 
 
 @dataclass(frozen=True)
@@ -364,10 +366,10 @@ class Scheduler:
             self._rows.append(row)
 
     def _keep(self, ids: list[int], cache: ModelCache) -> None:
-        """Keep the keys and values of a text; the oldest ones go where memory is short."""
+        """Keep the keys and values of a text; the oldest ones make room."""
         self._kept = [each for each in self._kept if _common(each.ids, ids) < len(each.ids)]
         self._kept.append(_Text(ids, cache=cache))
-        while sum(len(each.ids) for each in self._kept) > self._most_kept:
+        while len(self._kept) > MOST_KEPT or sum(len(each.ids) for each in self._kept) > self._most_kept:
             del self._kept[0]
 
     # --- rows --------------------------------------------------------------------------------------------------------
