@@ -119,7 +119,14 @@ def test_a_training_starts_while_others_ask_who_writes(tmp_path: Path) -> None:
             thread.join()
 
 
-@pytest.mark.parametrize("records", [[], [valid_line(1, 3.0, is_best=False)]], ids=["none yet", "a validation"])
+LITTLE = {
+    "none yet": [],
+    "a validation": [valid_line(1, 3.0, is_best=False)],
+    "no time": [train_line(1, seconds=5e-324)],
+}
+
+
+@pytest.mark.parametrize("records", LITTLE.values(), ids=LITTLE)
 def test_a_run_that_logged_little_is_a_page(records: list[dict[str, Any]], tmp_path: Path) -> None:
     write_run(tmp_path / "run", records)
     watch = Watch([tmp_path])

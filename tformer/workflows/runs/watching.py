@@ -17,6 +17,7 @@ from typing import Any
 from tformer.checkpoint.logs import last_sample
 from tformer.checkpoint.run import writer
 from tformer.support.errors import InputError
+from tformer.support.formatting import finite_or_none
 from tformer.viz.plot.page import page_data, render_live
 from tformer.viz.plot.series import Track, metrics_of, read_runs, read_tracks
 from tformer.workflows.runs.summary import IN_USE, RunSummary, find_runs, summarize_run
@@ -94,4 +95,5 @@ def progress(run: RunSummary) -> dict[str, Any]:
     trains = run.state == IN_USE
     left = seconds / step * max(0, planned - step) if trains and step and planned and seconds else None
     state = "training" if trains else run.state
-    return {**run.to_json(), "state": state, "left": left, "sample": last_sample(run.path / "samples.txt")}
+    sample = last_sample(run.path / "samples.txt")
+    return dict(finite_or_none({**run.to_json(), "state": state, "left": left, "sample": sample}))  # of damaged logs
