@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,6 @@ def written(page: Any, text: str, count: int = 6) -> None:
     until(page, "document.querySelectorAll('#sides .tokens span[title$=\"%\"]').length > 0")
 
 
-@pytest.mark.xfail(reason="tokens have alternatives with the scheduler", strict=False)
 def test_another_token_is_chosen_and_the_model_goes_on(page: Any) -> None:
     written(page, "abc")
     page.locator("#sides .tokens [data-token='3']").click()
@@ -130,4 +130,22 @@ def test_a_server_with_a_key_asks_for_it(chromium: Any, tmp_path: Path) -> None:
         page.fill("#key", KEY)
         page.get_by_role("button", name="Use").click()
         until(page, "document.querySelector('#model').value !== ''")
+        page.close()
+
+
+def test_names_labels_and_tokens_are_shown_as_text(chromium: Any, tmp_path: Path) -> None:
+    from tests.random_runs import random_run
+
+    label = '<img src="x" onerror="document.title = 1">'
+    recipe, letters = LABELS.replace("[bad, good]", json.dumps([label, "good"])), LETTERS + "<>/"
+    run = random_run(tmp_path / "runs", recipe, arch="labels", template="bert", letters=letters)
+    with served(run.rename(run.with_name("<i>x"))) as server:
+        page = chromium.new_page()
+        page.goto(server.url + "/")
+        until(page, "document.querySelector('#model').value === '<i>x'")
+        page.fill("#prompt", "<b>a")
+        page.keyboard.press("Control+Enter")
+        until(page, "document.querySelector('#sides .tokens') !== null")
+        assert label in page.text_content("#sides tbody")
+        assert page.locator("main img, main i, main b").count() == 0 and page.title() == "tformer"
         page.close()

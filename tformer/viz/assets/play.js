@@ -1,7 +1,7 @@
 // Models to play with: write, choose another token, look where it comes from; translate; classify; fill masks; the request.
 "use strict";
 (() => {
-  const { data, element, state, control, number, button } = tformer;
+  const { element, state, control, number, button } = tformer;
   const byId = (id) => document.getElementById(id);
   const base = location.pathname.replace(/\/$/, "");
   const MODES = { generate: "Write", translate: "Translate", classify: "Classify", fill: "Fill masks" };
