@@ -13,7 +13,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -181,24 +181,25 @@ def served(*arguments: object, **environment: str) -> Iterator[Server]:
                 found.set()
         found.set()
 
-    threading.Thread(target=read, daemon=True).start()
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
     try:
         assert found.wait(60) and server.url, "".join(server.log)
         while server.send("/health").status == 503:
             pass
         yield server
     finally:
-        if process.poll() is None:
-            process.terminate()
-        elif process.returncode:
-            raise AssertionError(f"the server ended with {process.returncode}:\n{''.join(server.log[-20:])}")
-            try:
-                process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        ended = process.poll()
+        process.terminate()
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        reader.join(10)
         if process.stderr:
             process.stderr.close()
+    assert ended in (None, 0, -signal.SIGKILL), "".join(server.log[-20:])
 
 
 @pytest.fixture(scope="session")
@@ -212,6 +213,3 @@ def server(runs: dict[str, Path]) -> Iterator[Server]:
 def names(runs: dict[str, Path]) -> dict[str, str]:
     """The models' names on the server by family."""
     return {family: path.name for family, path in runs.items()}
-
-
-Ask = Callable[..., Any]

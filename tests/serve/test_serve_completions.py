@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 import tformer
+from tests.random_runs import letters_tokenizer
 from tests.serve.conftest import Server
+from tformer.serve.openai import Scored, chat_logprobs, legacy_logprobs
+from tformer.tokenizer import Tokenizer
 
 Runs = dict[str, Path]
 COMPLETE = "/v1/completions"
@@ -141,6 +144,23 @@ def test_a_token_is_among_its_own_alternatives(server: Server, gpt: tformer.Run)
     triples = list(zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True))[1:]
     assert all(top[token] == logprob for token, logprob, top in triples)
     assert triples[-1][1] == max(triples[-1][2].values())  # greedy
+
+
+def test_the_bytes_of_a_character_that_spans_tokens_add_up() -> None:
+    tokenizer = letters_tokenizer("abc", "gpt", model="byte-bpe", vocab_size=260)
+    entries = [chat_logprobs(tokenizer, Scored(token, "", -1.0)) for token in tokenizer.encode("é€")]
+    assert len(entries) == 5 and b"".join(bytes(each["bytes"]) for each in entries).decode() == "é€"
+    assert all(each["token"] for each in entries)
+
+
+def test_an_id_that_no_token_has_is_an_empty_text() -> None:
+    document = json.loads(letters_tokenizer("abc", "gpt").to_json())
+    document["model"]["vocab"]["c"] += 2
+    tokenizer = Tokenizer.from_json(json.dumps(document))
+    free = tokenizer.vocab_size - 2
+    assert chat_logprobs(tokenizer, Scored(free, "", -1.0, ((free, -1.0),)))["token"] == ""
+    [found] = legacy_logprobs(tokenizer, [Scored(free, "", -1.0, ((free - 1, -2.0),))], 0)["top_logprobs"]
+    assert found == {"": -1.0, f"token_id:{free - 1}": -2.0}
 
 
 def test_echo_without_new_tokens_gives_the_prompt(server: Server) -> None:

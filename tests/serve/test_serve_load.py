@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import re
 import socket
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.serve.conftest import Server, served
+from tests.serve.test_serve_operation import until
 
 COMPLETE = "/v1/completions"
 HEAD = f"POST {COMPLETE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -21,6 +24,16 @@ HEAD = f"POST {COMPLETE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: applicatio
 def resident_bytes(server: Server) -> int:
     pages = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1])
     return pages * 4096
+
+
+def num_threads(server: Server) -> int:
+    return len(os.listdir(f"/proc/{server.process.pid}/task"))
+
+
+def rows_running(server: Server) -> int:
+    rows = re.findall(r"^tformer_rows_running\S* (\d+)$", server.send("/metrics").body.decode(), re.MULTILINE)
+    assert rows
+    return sum(map(int, rows))
 
 
 def raw(server: Server, *parts: bytes) -> None:
@@ -85,8 +98,9 @@ def test_a_load_of_good_and_broken_requests_is_answered_and_memory_is_level(
                 return Counter(pool.map(one, numbers))
 
         load(400)  # caches fill
-        before = resident_bytes(server)
-        assert load(1000) == {"good": 900, "broken": 100}
-        assert resident_bytes(server) < 1.05 * before
+        before, threads = resident_bytes(server), num_threads(server)
+        assert load(2000) == {"good": 1800, "broken": 200}
+        assert resident_bytes(server) < 1.05 * before and num_threads(server) <= threads + 2
+        until(lambda: rows_running(server) == 0)
         assert "Traceback" not in "".join(server.log)
         assert server.stop() == 0

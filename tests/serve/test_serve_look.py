@@ -64,6 +64,8 @@ def test_a_label_is_explained_by_the_tokens_of_its_text(server: Server, names: d
         ("gpt", {"ids": [3], "what": "lens"}, "ids"),
         ("gpt", {"ids": [3, 10_000], "what": "attention"}, "ids"),
         ("gpt", {"ids": [3] * 600, "what": "attention"}, "ids"),
+        ("gpt", {"ids": [3] * 49, "what": "attention"}, "ids"),
+        ("gpt", {"ids": [3] * 49, "what": "attribution"}, "ids"),
         ("gpt", {"ids": [3, 4], "what": "dreams"}, "what"),
         ("gpt", {"ids": [3, 4], "text": "a", "what": "lens"}, "ids"),
         ("labels", {"text": "a", "what": "attention"}, "what"),

@@ -63,7 +63,10 @@ def test_the_document_names_every_endpoint(document: dict[str, Any], server: Ser
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", ["completions", "chat", "embed", "generate", "translate", "classify", "fill", "score"])
+@pytest.mark.parametrize(
+    "path",
+    ["completions", "chat", "embed", "generate", "translate", "classify", "fill", "score", "tokenize", "look"],
+)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_request_is_answered_with_500(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import re
+import shutil
 import signal
 import socket
 import threading
@@ -17,6 +20,10 @@ import pytest
 
 from tests.random_runs import random_contents
 from tests.serve.conftest import GPT, LETTERS, Server, make_gpt, served, silence
+from tformer.serve.models import LOOK_AGAIN_SECONDS
+from tformer.serve.options import ServeOptions
+from tformer.serve.work import Owner
+from tformer.support.errors import InputError
 
 COMPLETE = "/v1/completions"
 LONG_GPT = GPT.replace("max_seq_len: 48", "max_seq_len: 4000")
@@ -139,6 +146,27 @@ def test_a_body_has_its_limit(guarded: Server) -> None:
     assert reply.status == 413 and "1,000 bytes" in reply.error["message"]
 
 
+def test_short_jobs_do_not_wait_for_a_step_each_and_long_ones_do_not_keep_the_steps_waiting() -> None:
+    class Steps:
+        count = 0
+
+        def step(self) -> bool:
+            self.count += 1
+            time.sleep(0.02)
+            return self.count < 40
+
+    owner, steps = Owner(), Steps()
+    owner.put(lambda: owner.busy(steps)).result()  # type: ignore[arg-type]
+    for job in [owner.put(int) for _ in range(100)]:
+        job.result(timeout=20)
+    assert steps.count < 10
+    before = steps.count
+    for job in [owner.put(lambda: time.sleep(0.02)) for _ in range(6)]:
+        job.result(timeout=20)
+    assert steps.count >= before + 4
+    owner.close()
+
+
 # --- clients and signals ----------------------------------------------------------------------------------------------
 
 
@@ -209,6 +237,17 @@ def test_the_end_after_a_signal_has_a_bound(long_run: Path) -> None:
         thread.join()
 
 
+@pytest.mark.slow
+def test_a_killed_server_leaves_no_file_and_frees_its_address(long_run: Path, tmp_path: Path) -> None:
+    with served(long_run, TMPDIR=str(tmp_path)) as server:
+        with raw_request(server, LONG | {"stream": True}) as connection:
+            assert connection.recv(100)
+            assert server.stop(signal.SIGKILL) == -signal.SIGKILL
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port), timeout=5)
+    assert not list(tmp_path.iterdir())
+
+
 def test_broken_connections_change_nothing(busy: Server) -> None:
     for data in (
         b"",
@@ -231,6 +270,14 @@ def test_a_connection_without_whole_headers_is_closed(sent: bytes, busy: Server)
             pass
 
 
+@pytest.mark.slow
+def test_a_body_that_does_not_arrive_is_refused_with_408(busy: Server) -> None:
+    with socket.create_connection(("127.0.0.1", busy.port), timeout=60) as connection:
+        head = f"POST {COMPLETE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        connection.sendall(head.encode() + b"Content-Length: 99\r\n\r\n{")
+        assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
+
+
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
@@ -249,6 +296,40 @@ def test_a_newer_checkpoint_of_a_run_takes_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_model_whose_files_are_gone_or_damaged_fails_alone_and_a_loaded_one_goes_on(tmp_path: Path) -> None:
+    loaded, gone, broken = (make_gpt(tmp_path / "runs", seed) for seed in range(3))
+    odd = gone.rename(os.fsdecode(os.fsencode(gone) + b"<i>\xff"))  # no UTF-8
+    for weights in broken.rglob("model.safetensors"):
+        weights.write_bytes(weights.read_bytes()[:-20] + b"\xff" * 20)  # NaN
+    with served(loaded, odd, broken) as server:
+        names = [each["id"] for each in server.send("/v1/models").json["data"]]
+        assert names[1] == gone.name + "<i>\N{REPLACEMENT CHARACTER}"
+        shutil.rmtree(loaded)
+        shutil.rmtree(odd)
+        time.sleep(1.1 * LOOK_AGAIN_SECONDS)
+        replies = [server.send(COMPLETE, {"prompt": "a", "model": name}) for name in names]
+        assert [reply.status for reply in replies] == [200, 500, 500]
+        for reply in replies[1:]:
+            assert reply.error["code"] == "model_failed" and str(tmp_path) not in reply.error["message"]
+        assert "Traceback" not in "".join(server.log) and any(str(tmp_path) in line for line in server.log)
+
+
+WRONG_OPTIONS = [
+    (ServeOptions(queue=0), "--queue must be at least 1"),
+    (ServeOptions(deadline=math.nan), "--deadline must be at least 0.1"),
+    (ServeOptions(grace=math.inf), "--grace must be at least 0"),
+    (ServeOptions(port=1 << 16), "--port must be between"),
+    *((ServeOptions(api_key=key), "--api-key: expected printable ASCII") for key in ("", " a", "a ", "a\n", "é")),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), WRONG_OPTIONS)
+def test_options_that_cannot_be_are_refused_before_anything_is_loaded(options: ServeOptions, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        options.check()
+
+
+@pytest.mark.slow
 def test_models_make_room_for_each_other(runs: dict[str, Path]) -> None:
     with served(*runs.values(), "--memory", "12KB") as server:
 
@@ -261,3 +342,14 @@ def test_models_make_room_for_each_other(runs: dict[str, Path]) -> None:
         assert runs["pairs"].name in loaded() and len(loaded()) < 3
         assert server.ask(COMPLETE, prompt="a", max_tokens=1)["model"] == runs["gpt"].name
         assert runs["gpt"].name in loaded()
+
+
+@pytest.mark.slow
+def test_models_in_use_leave_no_memory_for_another_one(long_run: Path, runs: dict[str, Path]) -> None:
+    with served(long_run, runs["gpt"], "--memory", "140KB") as server:  # 134 KB and 7 KB
+        other = {"prompt": "a", "model": server.send("/v1/models").json["data"][1]["id"]}
+        with raw_request(server, LONG | {"stream": True}) as connection:
+            assert connection.recv(100)
+            refused = server.send(COMPLETE, other)
+            assert (refused.status, refused.error["code"], refused.headers["Retry-After"]) == (503, "no_memory", "5")
+        until(lambda: server.send(COMPLETE, other).status == 200)

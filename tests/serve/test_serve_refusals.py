@@ -79,6 +79,7 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     (EMBED, {"input": ["a"] * 1025}, 400, "input", "at most 1024"),
     (EMBED, {"input": [10**6]}, 400, None, "ids: found 1000000"),
     ("/generate", {"prompt": []}, 400, "prompt", "at least 1"),
+    ("/generate", {"prompt": "a", "alternatives": 3}, 400, "alternatives", "stream and logprobs"),
     ("/translate", {"text": "a"}, 422, "model", "cannot translate"),
     ("/translate", {"text": "a" * 99, "model": "PAIRS"}, 400, None, "101 tokens"),
     ("/translate", {"text": "a", "model": "PAIRS", "beam_size": 2, "n_best": 3}, 400, None, "n_best 3"),
@@ -89,6 +90,10 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     ("/score", {"source": "a", "target": ["b", "c"]}, 400, "target", "found 1 and 2 texts"),
     ("/score", {"source": "a", "target": "b" * 60}, 400, None, "the model's context holds 48"),
 ]
+
+
+def test_forty_wrong_inputs_are_tried() -> None:
+    assert len({(path, str(body)) for path, body, *_ in WRONG}) == len(WRONG) >= 40
 
 
 @pytest.mark.parametrize(("path", "body", "status", "param", "words"), WRONG)

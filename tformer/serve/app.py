@@ -55,8 +55,7 @@ def make_app(service: Service) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        loading = asyncio.create_task(service.prepare())
-        loading.add_done_callback(lambda task: task.cancelled() or task.exception())
+        loading = asyncio.create_task(_prepared(service))
         yield
         loading.cancel()
         service.owner.close()
@@ -64,7 +63,7 @@ def make_app(service: Service) -> Starlette:
     def health(request: Request) -> Response:
         if service.is_ready:
             return JSONResponse({"status": "ok"})
-        return error_response(RequestError("the model is being loaded", 503, code="loading", retry_after=1))
+        return error_response(RequestError("the first model is not loaded", 503, code="loading", retry_after=1))
 
     def models(request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [card(name) for name in service.models.entries]})
@@ -140,6 +139,14 @@ def as_request_error(error: Exception) -> RequestError:
     return RequestError("internal error, see the server's log", 500, code="internal_error")
 
 
+async def _prepared(service: Service) -> None:
+    """Load the first model; a failure goes to the log."""
+    try:
+        await service.prepare()
+    except Exception as error:
+        print(f"the first model is not loaded: {as_request_error(error).message}", file=sys.stderr, flush=True)
+
+
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
@@ -160,12 +167,12 @@ def _handler(service: Service, endpoint: Endpoint) -> Callable[[Request], Awaita
             work = asyncio.ensure_future(endpoint.answer(service, body, call))
             gone = asyncio.ensure_future(_disconnected(request))
             answer = await until_done(work, gone, ends_at - time.monotonic())
+            if isinstance(answer, dict):
+                if service.options.log_texts:
+                    call.notes["answer"] = answer
+                return JSONResponse(answer)
         except Exception as error:
             return error_response(as_request_error(error))
-        if service.options.log_texts and isinstance(answer, dict):
-            call.notes["answer"] = answer
-        if isinstance(answer, dict):
-            return JSONResponse(answer)
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         return StreamingResponse(_frames(answer, ends_at), media_type="text/event-stream", headers=headers)
 
@@ -206,9 +213,12 @@ async def _disconnected(request: Request) -> None:
 async def _frames(chunks: AsyncIterator[dict[str, Any]], ends_at: float) -> AsyncIterator[str]:
     """The chunks as server-sent events; an error, also of the deadline, is the last one."""
     try:
-        async with asyncio.timeout(ends_at - time.monotonic()):
-            async for chunk in chunks:
-                yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
+        while True:
+            async with asyncio.timeout_at(ends_at):  # which ends no wait for the client outside of this function
+                chunk = await anext(chunks, None)
+            if chunk is None:
+                break
+            yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
     except TimeoutError:
         late = RequestError("the answer took longer than the server allows", 504, code="deadline_exceeded")
         yield f"data: {json.dumps(error_document(late))}\n\n"
@@ -262,12 +272,15 @@ class Gate:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", name.encode())]
-            await send(message)
+            async with asyncio.timeout(service.options.deadline):  # for a client that does not read
+                await send(message)
 
         service.running += 1
         try:
             refusal = self._refusal(Request(scope))
             await (self._app if refusal is None else error_response(refusal))(scope, receive, sending)
+        except TimeoutError:  # the connection is closed
+            call.notes["error"] = "the client does not read the answer"
         finally:
             service.running -= 1
             call.held.close()

@@ -56,11 +56,12 @@ def _looked(run: Served, body: LookRequest) -> Document:
         scores = _rounded(report.scores["occlusion"][name][0])
         return {"target": report.targets[0], "tokens": list(report.tokens[name]), "scores": scores}
     tokenizer, ids = run.text_tokenizer, body.ids
-    most = min(MOST_TOKENS[body.what], run.model.longest_target + 1)
+    most = min(MOST_TOKENS[body.what], run.model.longest_target)
     if not 2 <= len(ids) <= most:
         raise RequestError(f"ids: found {len(ids)}, expected 2 to {most} for {body.what}", param="ids")
-    if (largest := max(ids)) >= tokenizer.vocab_size:
-        raise RequestError(f"ids: found {largest}, expected 0 to {tokenizer.vocab_size - 1}", param="ids")
+    known = tokenizer.tokens  # "" where no token has an id
+    if wrong := [token for token in ids if token >= len(known) or not known[token]]:
+        raise RequestError(f"ids: found {wrong[0]}, which no token has", param="ids")
     side, last = side_of("decoder", tokenizer, ids), len(ids) - 2
     reading = Reading({"input_ids": torch.tensor([list(ids)])}, {"decoder": side})
     found: Document = {"target": side.tokens[-1], "tokens": list(side.tokens[:-1])}

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 import math
+import os
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -33,7 +35,7 @@ from tformer.recipe.recipe import Recipe
 from tformer.serve.options import ServeOptions
 from tformer.serve.requests import RequestError
 from tformer.support.device import resolve_device
-from tformer.support.errors import InputError
+from tformer.support.errors import InputError, NotFiniteError
 from tformer.support.formatting import decimal_bytes, listed
 from tformer.support.options import parse_bytes
 from tformer.tokenizer.chat import ChatTemplate
@@ -160,16 +162,22 @@ class Models:
                 self._in_use[entry.name] -= 1
 
     def get(self, entry: Entry) -> Served:
-        """The loaded model; a newer checkpoint of its run takes its place."""
+        """The model; a newer checkpoint of its run takes its place. Raises RequestError if it cannot be loaded."""
         now = time.monotonic()
         if entry.served is not None and now - entry.looked_at > LOOK_AGAIN_SECONDS:
             entry.looked_at = now
             changes = is_run(entry.path) or entry.path.name == CHECKPOINTS
-            if changes and resolve_checkpoint(entry.path, self.options.checkpoint) != entry.served.path:
-                entry.served = None
+            with suppress(InputError):  # removed: the loaded model goes on
+                if changes and resolve_checkpoint(entry.path, self.options.checkpoint) != entry.served.path:
+                    entry.served = None
         if entry.served is None:
             self._make_room(entry)
-            entry.served = self._loaded(entry)
+            try:
+                entry.served = self._loaded(entry)
+            except (InputError, NotFiniteError) as error:  # of the server, not of the request
+                print(f"{entry.name}: {error.message}", file=sys.stderr, flush=True)
+                message = f"the model {entry.name!r} cannot be loaded: see the server's log"
+                raise RequestError(message, 500, param="model", code="model_failed") from error
             entry.looked_at = now
         return entry.served
 
@@ -205,6 +213,7 @@ class Models:
 
 def _name(path: str, *, taken: dict[str, Entry]) -> str:
     """The last part of a path that names a model; more of it where models have the same name."""
+    path = os.fsencode(path).decode(errors="replace")  # it stands in JSON
     parts = [part for part in Path(path).absolute().parts if part != CHECKPOINTS]
     if parts[-1].startswith("step-") and len(parts) > 2:
         parts[-2:] = ["@".join(parts[-2:])]

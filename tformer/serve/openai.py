@@ -9,6 +9,7 @@ import base64
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -91,7 +92,11 @@ async def with_usage(chunks: AsyncIterator[Document], body: Sampling, head: Docu
 def token_text(tokenizer: Tokenizer, token: int) -> str:
     """A token as text; its spelling in the vocabulary where the text is empty or half a character."""
     text = tokenizer.decode([token], skip_special=False)
-    return text if text and "\N{REPLACEMENT CHARACTER}" not in text else tokenizer.token(token)
+    if text and "\N{REPLACEMENT CHARACTER}" not in text:
+        return text
+    with suppress(ValueError):  # no token has this id
+        return tokenizer.token(token)
+    return ""
 
 
 def legacy_logprobs(tokenizer: Tokenizer, tokens: Iterable[Scored], offset: int) -> dict[str, list[Any]]:
@@ -113,8 +118,8 @@ def legacy_logprobs(tokenizer: Tokenizer, tokens: Iterable[Scored], offset: int)
 
 def chat_logprobs(tokenizer: Tokenizer, token: Scored) -> Document:
     def entry(id: int, logprob: float | None) -> Document:
-        text = token_text(tokenizer, id)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        text, spelled = token_text(tokenizer, id), tokenizer.token_bytes(id)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode() if spelled is None else spelled)}
 
     top = [entry(*each) for each in token.alternatives]
     return entry(token.id, token.logprob) | {"top_logprobs": top}

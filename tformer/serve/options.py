@@ -89,10 +89,12 @@ class ServeOptions:
             ("--deadline", self.deadline, 0.1),
             ("--grace", self.grace, 0),
         ):
-            if value < least:
-                raise InputError(f"{flag} must be at least {least}, found {value:g}")
-        if (key := self.key) is not None and (not key.isascii() or not key.isprintable() or not key.strip()):
-            raise InputError("--api-key: expected printable ASCII characters", hint="they travel in a header")
+            if not least <= value < 2**31:  # nor NaN
+                raise InputError(f"{flag} must be at least {least} and below {2**31:,}, found {value:g}")
+        key = self.key
+        if key is not None and not (key.isascii() and key.isprintable() and key == key.strip() != ""):
+            message = "--api-key: expected printable ASCII characters without spaces around them"
+            raise InputError(message, hint="they travel in a header")
 
     @property
     def key(self) -> str | None:

@@ -15,7 +15,7 @@ from tformer.decoding.output import translation_document
 from tformer.decoding.prompts import encode_continuation
 from tformer.decoding.score import score_continuations, score_targets
 from tformer.serve.models import Served
-from tformer.serve.openai import TEXTS_AT_ONCE, Answer, Document, pieces, token_text
+from tformer.serve.openai import TEXTS_AT_ONCE, Answer, Document, each_of, pieces, prompt_ids, token_text
 from tformer.serve.requests import (
     ClassifyRequest,
     FillRequest,
@@ -25,17 +25,12 @@ from tformer.serve.requests import (
     ScoreRequest,
     TranslateRequest,
 )
-from tformer.serve.service import Call, Service, Writing, encoded
+from tformer.serve.service import Call, Service, Writing
 
 
-def _listed(texts: str | list[str]) -> list[str]:
-    return [texts] if isinstance(texts, str) else texts
-
-
-def _given(body: Request, *without: str) -> dict[str, Any]:
-    """The fields that were given, as keywords of the Python API."""
-    left_out = {"model", "user", "text", *without}
-    names = type(body).model_fields.keys() - left_out
+def _given(body: Request) -> dict[str, Any]:
+    """The fields that were given, as keywords of the Python API; without the texts."""
+    names = type(body).model_fields.keys() - {"model", "user", "text", "text2"}
     return {name: value for name in names if (value := getattr(body, name)) is not None}
 
 
@@ -61,14 +56,13 @@ async def generate(service: Service, body: GenerateRequest, call: Call) -> Answe
     """Continuations with the model's own settings; `samples` of each prompt."""
     entry = service.models.find(body.model, "generate")
     call.model = entry.name
-    prompt: list[Any] = [body.prompt] if isinstance(body.prompt, str) else list(body.prompt)
-    is_ids = isinstance(prompt[0], int)
-    texts: list[Any] = [""] if is_ids else prompt
+    if body.alternatives and not (body.stream and body.logprobs):
+        raise RequestError("alternatives needs stream and logprobs: true", param="alternatives", code="invalid_value")
     writing = await service.write(
         entry,
         body,
         call,
-        lambda run: ([prompt] if is_ids else encoded(run, texts), texts),
+        lambda run: prompt_ids(run, body.prompt),
         max_new_tokens=body.max_new_tokens,
         is_openai=False,
         logprobs=bool(body.logprobs),
@@ -79,7 +73,7 @@ async def generate(service: Service, body: GenerateRequest, call: Call) -> Answe
     count = body.n or 1
     samples: list[Document] = [
         {"text": "", "ids": [], "finish_reason": None, "logprobs": [] if body.logprobs else None}
-        for _ in range(len(texts) * count)
+        for _ in range(len(writing.texts) * count)
     ]
     async for piece in pieces(writing, body, call):
         sample = samples[piece.index]
@@ -91,7 +85,7 @@ async def generate(service: Service, body: GenerateRequest, call: Call) -> Answe
                 sample["logprobs"].append(piece.token.logprob)
     results = [
         {"prompt": text, "text": samples[index * count]["text"], "samples": samples[index * count :][:count]}
-        for index, text in enumerate(texts)
+        for index, text in enumerate(writing.texts)
     ]
     return {"model": call.model, "results": results, "usage": call.usage}
 
@@ -127,17 +121,17 @@ async def translate(service: Service, body: TranslateRequest, call: Call) -> Ans
         call.completion_tokens += sum(len(one.ids) for each in found for one in each.completions)
         return documents
 
-    return await _in_blocks(service, body, call, "translate", _listed(body.text), answer)
+    return await _in_blocks(service, body, call, "translate", each_of(body.text), answer)
 
 
 async def classify(service: Service, body: ClassifyRequest, call: Call) -> Answer:
     """The label, labels, score or spans of texts, or of pairs of texts: as `tformer classify --json`."""
-    texts: list[Any] = _listed(body.text)
+    texts: list[Any] = each_of(body.text)
     if body.text2 is not None:
-        texts = _pairs(texts, _listed(body.text2), "text", "text2")
+        texts = _pairs(texts, each_of(body.text2), "text", "text2")
 
     def answer(block: Sequence[Any], run: Served) -> list[Any]:
-        found = run.classify(list(block), **_given(body, "text2"))
+        found = run.classify(list(block), **_given(body))
         return [{name: value for name, value in asdict(each).items() if value not in (None, (), {})} for each in found]
 
     return await _in_blocks(service, body, call, "classify", texts, answer)
@@ -150,12 +144,12 @@ async def fill(service: Service, body: FillRequest, call: Call) -> Answer:
         found = run.fill_masks(list(block), **_given(body))
         return [{"masks": [[asdict(each) for each in mask] for mask in masks]} for masks in found]
 
-    return await _in_blocks(service, body, call, "fill", _listed(body.text), answer)
+    return await _in_blocks(service, body, call, "fill", each_of(body.text), answer)
 
 
 async def score(service: Service, body: ScoreRequest, call: Call) -> Answer:
     """Log-probabilities of targets after their sources, or continuations after prompts: as `evaluate --score`."""
-    pairs = _pairs(_listed(body.source), _listed(body.target), "source", "target")
+    pairs = _pairs(each_of(body.source), each_of(body.target), "source", "target")
     return await _in_blocks(service, body, call, "score", pairs, _scores)
 
 

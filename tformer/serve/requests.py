@@ -144,7 +144,7 @@ class GenerateRequest(Sampling):
     max_new_tokens: int | None = Field(None, ge=1, lt=2**31)
     logprobs: bool | None = None
     alternatives: int | None = Field(
-        None, ge=0, le=MOST_ALTERNATIVES, description="With logprobs: tokens in the place of each, most probable first."
+        None, ge=0, le=MOST_ALTERNATIVES, description="Of a stream with logprobs: the most probable tokens, best first."
     )
 
 

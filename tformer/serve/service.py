@@ -126,8 +126,8 @@ class Service:
                     events.start_whole(self.owner, run, ids, settings, suppressed)
                 else:
                     most = min(alternatives, size)
-                    events.start(run.scheduler, ids, settings, suppressed=suppressed, alternatives=most)
                     self.owner.busy(run.scheduler)
+                    events.start(run.scheduler, ids, settings, suppressed=suppressed, alternatives=most)
             call.prompt_tokens = sum(map(len, ids))
             return Writing(run, ids, texts, events)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -21,6 +22,9 @@ from tformer.decoding.settings import Generated, GenerationSettings
 from tformer.loading import Loaded
 
 Result = TypeVar("Result")
+
+JOBS_SECONDS = 0.01
+"""Between two steps: short jobs, as the beginnings and ends of requests, do not wait for a step each."""
 
 
 class Owner:
@@ -53,20 +57,7 @@ class Owner:
         self._thread.join(timeout=5)
 
     def _run(self) -> None:
-        while True:
-            try:
-                future, job = self._jobs.get(block=not self._live)
-            except queue.Empty:
-                pass
-            else:
-                if job is None:
-                    return
-                if future.set_running_or_notify_cancel():
-                    try:
-                        future.set_result(job())
-                    except Exception as error:
-                        future.set_exception(error)
-                del future, job  # they may hold a model
+        while self._do_jobs():
             for scheduler in list(self._live):
                 try:
                     goes_on = scheduler.step()
@@ -75,6 +66,25 @@ class Owner:
                     goes_on = False
                 if not goes_on:
                     self._live.remove(scheduler)
+
+    def _do_jobs(self) -> bool:
+        """Run what waits, or what comes next where there is nothing to step. False: the thread ends."""
+        begun, is_idle = time.monotonic(), not self._live
+        while is_idle or time.monotonic() - begun < JOBS_SECONDS:
+            try:
+                future, job = self._jobs.get(block=is_idle)
+            except queue.Empty:
+                break
+            if job is None:
+                return False
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(job())
+                except Exception as error:
+                    future.set_exception(error)
+            del future, job  # they may hold a model
+            is_idle = False
+        return True
 
 
 class Generation:

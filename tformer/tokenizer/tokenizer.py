@@ -351,6 +351,10 @@ class Tokenizer:
             raise ValueError(f"id {token_id} is not in the vocabulary of {self.vocab_size}")
         return token
 
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """The bytes that an id stands for in a text; None where they depend on its neighbours."""
+        return None if self._table is None else self._table.read(token_id, skip_special=False)
+
     @property
     def tokens(self) -> list[str]:
         """The token of every id as in the vocabulary; empty where an id has none."""
