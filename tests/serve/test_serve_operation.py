@@ -20,6 +20,7 @@ import pytest
 
 from tests.random_runs import random_contents
 from tests.serve.conftest import GPT, LETTERS, Server, make_gpt, served, silence
+from tests.viz.plot_runs import write_run
 from tformer.serve.models import LOOK_AGAIN_SECONDS
 from tformer.serve.options import ServeOptions
 from tformer.serve.work import Owner
@@ -353,3 +354,16 @@ def test_models_in_use_leave_no_memory_for_another_one(long_run: Path, runs: dic
             refused = server.send(COMPLETE, other)
             assert (refused.status, refused.error["code"], refused.headers["Retry-After"]) == (503, "no_memory", "5")
         until(lambda: server.send(COMPLETE, other).status == 200)
+
+
+def test_runs_are_watched_below_the_server(runs: dict[str, Path], tmp_path: Path) -> None:
+    write_run(tmp_path / "first")
+    with served(runs["gpt"], "--watch", tmp_path) as server:
+        assert "connect-src" in server.send("/runs/").body.decode()
+        assert [run["name"] for run in server.send("/runs/data").json["runs"]] == ["first"]
+        assert server.send("/runs/first").status == 404
+
+
+def test_a_key_and_watched_runs_exclude_each_other(cli: Any, tmp_path: Path) -> None:
+    outcome = cli("serve", "--watch", tmp_path, "--api-key", "k")
+    assert outcome.code == 2 and "--watch: a browser sends no key" in outcome.err

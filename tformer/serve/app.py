@@ -26,7 +26,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -34,9 +34,11 @@ from tformer.serve.endpoints import ENDPOINTS, Endpoint, openapi
 from tformer.serve.page import play_page
 from tformer.serve.requests import RequestError, read_body
 from tformer.serve.service import Call, Service, until_done
+from tformer.serve.watching import watch_routes
 from tformer.support.errors import InputError, OutOfMemoryError, TformerError
 from tformer.support.keywords import with_keywords
 from tformer.support.options import parse_bytes
+from tformer.workflows.runs.watching import Watch
 
 HEADER_SECONDS, BODY_SECONDS = 15.0, 30.0
 """Time for a client to send the headers of a request, and its body."""
@@ -80,7 +82,7 @@ def make_app(service: Service) -> Starlette:
         return found | {"uses": entry.uses, "loaded": entry.served is not None}
 
     document, page = openapi(), play_page()
-    routes = [
+    routes: list[BaseRoute] = [
         Route("/", lambda request: HTMLResponse(page, headers={"X-Content-Type-Options": "nosniff"})),
         Route("/health", health),
         Route("/metrics", lambda request: PlainTextResponse(service.metrics_text())),
@@ -89,6 +91,9 @@ def make_app(service: Service) -> Starlette:
         Route("/v1/models/{name:path}", model),
         *(Route(path, _handler(service, endpoint), methods=["POST"]) for path, endpoint in ENDPOINTS.items()),
     ]
+    if options.watch:
+        watched = Watch(options.watch)
+        routes.append(Mount("/runs", routes=watch_routes(watched.page, watched.data)))
     middleware = [Middleware(Gate, service=service)]
     if options.cors_origins:
         allowed: Any = {"allow_headers": ["Authorization", "Content-Type"], "allow_methods": ["GET", "POST"]}

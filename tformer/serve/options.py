@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from tformer.support.errors import InputError
@@ -54,6 +55,10 @@ class ServeOptions:
         tuple[str, ...],
         NETWORK("--cors-origin", metavar="URL", help="A web site whose pages may call the server.", rare=True),
     ] = ()
+    watch: Annotated[
+        tuple[Path, ...],
+        NETWORK("--watch", metavar="FOLDER", help="Runs that /runs shows, as `tformer watch` does.", rare=True),
+    ] = ()
     memory: Annotated[
         str | None,
         LIMITS(
@@ -95,6 +100,9 @@ class ServeOptions:
         if key is not None and not (key.isascii() and key.isprintable() and key == key.strip() != ""):
             message = "--api-key: expected printable ASCII characters without spaces around them"
             raise InputError(message, hint="they travel in a header")
+
+        if self.watch and key is not None:
+            raise InputError("--watch: a browser sends no key with /runs", hint="tformer watch at another port")
 
     @property
     def key(self) -> str | None:
