@@ -7,8 +7,9 @@ import shutil
 import pytest
 import torch
 
-from tests.training.small_steps import Stepper, host_batch, small_recipe
+from tests.training.small_steps import Stepper, host_batch, small_models, small_recipe
 from tformer.data.batching.batch import Batch
+from tformer.nn.lora import adapt, projections
 
 PRESETS = ("gpt/tiny", "gpt/small", "llama/tiny", "bert/tiny", "vit/tiny", "transformer/tiny")
 SLOW = ("gpt/small", "transformer/tiny")  # quick: gpt/tiny, and batches of many shapes
@@ -68,6 +69,26 @@ def test_batches_of_many_shapes_share_a_graph() -> None:
         batch = Batch(**{name: tensor[:, : 20 - cut] for name, tensor in whole.tensors().items()})
         assert float(compiled.step(batch)) == pytest.approx(float(eager.step(batch)), rel=1e-4)
     assert len(graphs) <= 2
+    torch._dynamo.reset()
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for a CPU needs a C++ compiler")
+@pytest.mark.slow
+def test_generated_code_of_adapters_takes_batches_of_many_widths() -> None:
+    torch._dynamo.reset()
+    recipe = small_recipe("gpt/tiny", dropout=False)
+    models = small_models(recipe, "fp32")
+    names = [part.name for _, parts in projections(models.main).values() for part in parts]
+    adapt(models.main, targets=names, rank=2, scale=1.0)
+    eager = Stepper(recipe, models=models)
+    compiled = Stepper(recipe, models=models, wrap=lambda model: torch.compile(model, dynamic=True, fullgraph=True))
+    whole = host_batch(recipe, eager.objective)
+    for width in (20, 24, 17):
+        batch = Batch(**{name: tensor[:, :width] for name, tensor in whole.tensors().items()})
+        expected, found = eager.gradients(batch), compiled.gradients(batch)
+        assert expected.keys() == found.keys()
+        for name, gradient in expected.items():
+            torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
     torch._dynamo.reset()
 
 

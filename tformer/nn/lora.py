@@ -97,7 +97,9 @@ class Adapter(nn.Module):
             end = stop
         if end < out.shape[-1]:
             columns.append(out[..., end:])
-        return columns[0] if len(columns) == 1 else torch.cat(columns, dim=-1)
+        # Not dim=-1, as in the split of q, k and v that follows: torch.compile would leave out both, and its backward
+        # pass would expect the strides of the first batch, whatever the shapes of the others (PyTorch 2.13).
+        return columns[0] if len(columns) == 1 else torch.cat(columns, dim=out.dim() - 1)
 
     @torch.no_grad()
     def start_from(self, weight_OD: Tensor) -> None:
