@@ -167,6 +167,13 @@ def test_built_in_templates_follow_the_tokenizer() -> None:
         ("{{ messages[0].content + 1 }}", "refuses these messages"),
         ("{{ unknown.key }}", "refuses these messages: 'unknown' is undefined"),
         ("{{ raise_exception('two\\nlines') }}", "refuses these messages: two lines"),
+        ("{{ raise_exception('') }}", "refuses these messages: TemplateError"),
+        ("{% include 'x' %}", "refuses these messages: no loader"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refuses these messages: maximum recursion"),
+        ("{% for a in 'x' %}" * 25 + "{% endfor %}" * 25, "cannot be compiled"),
+        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "cannot be compiled"),
+        ("{{ " + "9" * 5000 + " }}", "cannot be compiled"),
+        ("{{ dict(a=1, a=2) }}", "cannot be compiled"),
     ],
 )
 def test_errors_of_a_template_are_one_line(source: str, message: str) -> None:
@@ -174,6 +181,13 @@ def test_errors_of_a_template_are_one_line(source: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as error:
         ChatTemplate(tokenizer, source).text(TURNS)
     assert "\n" not in error.value.message
+
+
+def test_blocks_of_answers_may_keep_white_space() -> None:
+    source = "{{ messages[0].content }}{%+ generation %}{{ messages[1].content }}{%+ endgeneration %}"
+    tokenizer = Tokenizer.from_json(byte_tokenizer(("</s>",)).to_str())
+    asked, answered = (len(message["content"].encode()) for message in TURNS[:2])
+    assert ChatTemplate(tokenizer, source).encode(TURNS[:2]).answers.tolist() == [False] * asked + [True] * answered
 
 
 def test_a_template_that_rewrites_earlier_answers_needs_blocks() -> None:

@@ -84,7 +84,7 @@ class ChatTemplate:
         self.tokenizer, self.source = tokenizer, template
         jinja, special = TEMPLATES.get(template, template), tokenizer.special
         self._program, self._reading = _compiled(jinja), tokenizer.reading_special()
-        self._marks_answers = re.search(r"\{%-?\s*generation\b", jinja) is not None
+        self._marks_answers = re.search(r"\{%[-+]?\s*generation\b", jinja) is not None
         roles = {role: token for role in ROLES if (token := getattr(special, role)) is not None}
         names: dict[str, Any] = {f"{role}_token": tokenizer.token(token) for role, token in roles.items()}
         self._names = names | {"tools": None, "documents": None}  # a template may ask whether they are none
@@ -121,7 +121,7 @@ class ChatTemplate:
         try:
             text: str = self._program.render(messages=given, add_generation_prompt=prompt, **self._names)
         except Exception as error:  # a foreign program may raise anything
-            raise InputError(f"the chat template refuses these messages: {' '.join(str(error).split())}") from None
+            raise InputError(f"the chat template refuses these messages: {_in_words(error)}") from None
         return text
 
     def _marked(self, value: Any) -> Any:
@@ -213,3 +213,9 @@ def _compiled(source: str) -> Any:
         return environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:
         raise InputError(f"the chat template, line {error.lineno}: {error.message}") from None
+    except Exception as error:  # of Python, which limits the depth of blocks and the size of numbers
+        raise InputError(f"the chat template cannot be compiled: {_in_words(error)}") from None
+
+
+def _in_words(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
