@@ -86,7 +86,8 @@ WRONG = {
         "rows.jsonl:2: expected the keys messages, or conversations, or prompt and comp",
     ),
     "null": ({"messages": None}, "instruction and output, or text, found none"),
-    "a text": ({"messages": "hello"}, "no message of the role assistant"),
+    "a text": ({"messages": "hello"}, "rows.jsonl:2: 'messages' should be a list of messages, found str"),
+    "a list": ({"instruction": ["x"], "input": "y", "output": "z"}, "'instruction' should be text, found list"),
     "no messages": ({"messages": []}, "no message of the role assistant, so there is no answer to learn"),
     "no answer": ({"messages": [ASKED]}, "rows.jsonl:2: no message of the role assistant"),
     "no role": ({"messages": [{"content": "x"}]}, "message 1: expected an object with role and content"),
@@ -95,6 +96,7 @@ WRONG = {
     "a number": ({"messages": [3]}, "message 1: expected an object with role and content, found 3"),
     "blank": ({"messages": [{"role": "assistant", "content": " "}]}, "rows.jsonl:2: no text"),
     "half a character": ({"messages": [{"role": "assistant", "content": "\ud800"}]}, "is half a character"),
+    "half a role": ({"messages": [{"role": "\ud800", "content": "x"}, ANSWERED]}, "rows.jsonl:2: \\ud800 is half a"),
 }
 
 
@@ -107,6 +109,13 @@ def test_wrong_rows_are_refused_with_their_line(name: str, tmp_path: Path) -> No
     assert message in error.value.message and "\n" not in error.value.message
     if name != "no JSON":
         assert len(read(path, reading=Reading(bad_rows="drop"))) == 1
+
+
+def test_half_characters_are_replaced_where_that_is_wanted(tmp_path: Path) -> None:
+    row = {"messages": [ASKED, ANSWERED | {"content": "4\ud800", "name": "\udc00"}]}
+    [found] = read(write(tmp_path / "rows.jsonl", [row]), reading=Reading(errors="replace"))
+    assert found.messages[1] == {"role": "assistant", "content": "4\ufffd", "name": "\ufffd"}
+    assert found.text == "2 + 2?\n4\ufffd"
 
 
 @pytest.mark.parametrize(
@@ -144,6 +153,22 @@ def test_long_conversations_are_left_out_or_cut(tokenizer: Tokenizer, tmp_path: 
     assert "1 of 2 conversations are longer than 40 tokens: left out" in dropped.notes[0]
     with pytest.raises(InputError, match="none of 2 conversations is left: 2 are longer than 4 tokens"):
         chat_corpus(source, template, seq_len=4, overlong="drop")
+
+
+def test_conversations_without_an_answer_are_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    answer = "{% if messages[1].content == '4' %}{% generation %}4{% endgeneration %}{% endif %}"
+    template = ChatTemplate(tokenizer, "{{ messages[0].content }}" + answer)
+    mute = {"messages": [ASKED, ANSWERED | {"content": "5"}]}
+    [some], [none] = (
+        open_conversations((SourceSpec(path=str(write(tmp_path / f"{name}.jsonl", rows))),))
+        for name, rows in (("some", [ROWS["messages"], mute]), ("none", [mute]))
+    )
+    found = chat_corpus(some, template, seq_len=64, overlong="drop")
+    assert len(found.document_offsets) == 2
+    assert "1 of 2 conversations are without an answer that can be learned: left out" in found.notes[0]
+    with pytest.raises(InputError, match=r"none of 1 conversations is left: .* 1 without an answer") as error:
+        chat_corpus(none, template, seq_len=64, overlong="drop")
+    assert "{% generation %}" in (error.value.hint or "")
 
 
 def test_what_a_template_refuses_names_the_row(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,10 @@ from tformer.data.sources.preferences import Preference, open_preferences
 from tformer.data.sources.reading import Reading
 from tformer.recipe.sections import SourceSpec
 from tformer.support.errors import InputError
-from tformer.tasks.preferences import marked_sides
+from tformer.tasks.preferences import Preferences, marked_sides
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 from tformer.tokenizer.chat import ChatTemplate
+from tformer.workers.work import QUIET
 
 USER, GOOD, BAD = ({"role": role, "content": text} for role, text in
                    (("user", "why"), ("assistant", "so it is"), ("assistant", "no")))  # fmt: skip
@@ -65,8 +68,14 @@ def test_texts_and_messages_of_parquet_are_those_of_jsonl(tmp_path: Path) -> Non
         ] * 2
 
 
+def test_half_characters_are_replaced_where_that_is_wanted(tmp_path: Path) -> None:
+    [row] = read(tmp_path, {**TEXTS, "rejected": " no\ud800"}, errors="replace")
+    assert row.rejected == " no\ufffd"
+
+
 def test_the_answer_to_a_text_and_its_end_are_marked(tokenizer: Tokenizer) -> None:
-    sides = marked_sides(Preference("why", " so it is", " no", "", "x"), tokenizer, None)
+    row = Preference("why", " so it is", " no", "", "x")
+    sides = marked_sides(row, tokenizer, partial(ChatTemplate, tokenizer))
     prompt, whole = tokenizer.encode("why"), tokenizer.encode("why so it is")
     assert (sides[0] % LEARNED).tolist() == [*whole, tokenizer.special.eos]
     assert sides[1][0] == prompt[0] + SECOND
@@ -78,9 +87,8 @@ def test_of_conversations_the_answers_from_the_first_different_one_are_marked(to
     template = ChatTemplate(tokenizer, "chatml")
     before = len(template.prompt([*EARLIER, USER]))
     messages = [[*EARLIER, USER, each] for each in (GOOD, {**BAD, "content": "so no"})]
-    for side, own in zip(
-        marked_sides(Preference(None, *messages, "", "x"), tokenizer, "chatml"), messages, strict=True
-    ):
+    sides = marked_sides(Preference(None, *messages, "", "x"), tokenizer, lambda: template)
+    for side, own in zip(sides, messages, strict=True):
         expected = template.encode(own)
         assert (side % SECOND).tolist() == expected.ids
         assert (side >= LEARNED).tolist() == [mark and place >= before for place, mark in enumerate(expected.answers)]
@@ -91,7 +99,25 @@ def corpus_of(tmp_path: Path, tokenizer: Tokenizer, rows: list[Any], **options: 
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     [source] = open_preferences(spec(path))
     facts: dict[str, Any] = {"key": "k", "seq_len": 30, "overlong": "drop", "kind": WholeDocuments, **options}
-    return marked_corpus(source, lambda row: marked_sides(row, tokenizer, None), unit="preferences", **facts)
+    encode = partial(marked_sides, tokenizer=tokenizer, template=partial(ChatTemplate, tokenizer))
+    return marked_corpus(source, encode, unit="preferences", **facts)
+
+
+def test_a_template_is_made_once_for_all_rows(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, made = tmp_path / "rows.jsonl", list[ChatTemplate]()
+
+    def make(*given: Any) -> ChatTemplate:
+        made.append(ChatTemplate(*given))
+        return made[-1]
+
+    monkeypatch.setattr("tformer.tasks.preferences.ChatTemplate", make)
+    path.write_text((json.dumps({"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}) + "\n") * 5)
+    sections = {"tokenizer": SimpleNamespace(chat_template=None), "data": SimpleNamespace(overlong="drop")}
+    recipe: Any = SimpleNamespace(seq_len=60, **sections)
+    [source] = open_preferences(spec(path))
+    assert len(Preferences().corpus(source, tokenizer, recipe, QUIET).document_offsets) == 6 and len(made) == 1
 
 
 def test_preferences_are_never_divided(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from itertools import islice
 from os.path import commonprefix
 from typing import Any, ClassVar
@@ -55,11 +55,9 @@ class Preferences(Chat):
 
     def corpus(self, source: Any, tokenizer: Tokenizer, recipe: Recipe, work: Work) -> TokenCorpus:
         """The preferences of a source, those that are too long left out or cut. Errors: none is left."""
-        template = recipe.tokenizer.chat_template
-        encode, key = (
-            partial(marked_sides, tokenizer=tokenizer, chat_template=template),
-            f"{tokenizer.sha256} {template}",
-        )
+        name = recipe.tokenizer.chat_template
+        template = cache(partial(ChatTemplate, tokenizer, name))  # made once, and not for texts
+        encode, key = partial(marked_sides, tokenizer=tokenizer, template=template), f"{tokenizer.sha256} {name}"
         with work.part(f"tokenizing {source.name}", unit="preferences") as part:
             found = marked_corpus(
                 source, encode, key=key, seq_len=recipe.seq_len, overlong=recipe.data.overlong, unit="preferences",
@@ -83,7 +81,8 @@ class Preferences(Chat):
         tokenizer, _ = tokenizers
         assert tokenizer is not None and given.text is not None
         chosen = given.text if given.target is None else given.target
-        sides = marked_sides(Preference(given.text, chosen, "", "", "--text"), tokenizer, None)
+        row = Preference(given.text, chosen, "", "", "--text")
+        sides = marked_sides(row, tokenizer, partial(ChatTemplate, tokenizer))
         if (longest := max(map(len, sides))) > recipe.seq_len + 1:
             raise InputError(f"--text has {longest} tokens, the model reads {recipe.seq_len}")
         return Example(np.concatenate(sides)), self.context(recipe, tokenizer)
@@ -101,11 +100,11 @@ class Preferences(Chat):
         return found
 
 
-def marked_sides(row: Preference, tokenizer: Tokenizer, chat_template: str | None) -> list[np.ndarray]:
+def marked_sides(row: Preference, tokenizer: Tokenizer, template: Callable[[], ChatTemplate]) -> list[np.ndarray]:
     """int64 [t] of both sides, as `generate` reads the prompt and writes the answer and its end, with their marks.
 
     Messages are in the chat template, and the answers from the first that differs on are marked. Raises InputError,
-    with the row's place, for messages that the template refuses.
+    with the row's place, for messages that the template refuses, or a tokenizer that has none.
     """
     if row.prompt is not None:
         prompt, end = encode_prompt(tokenizer, row.prompt), tokenizer.special.eos
@@ -116,9 +115,8 @@ def marked_sides(row: Preference, tokenizer: Tokenizer, chat_template: str | Non
         marks = [np.ones(len(each), dtype=bool) for each in ids]
         start = len(prompt)
     else:
-        template = ChatTemplate(tokenizer, chat_template)
         try:
-            found = [template.encode(messages) for messages in (row.chosen, row.rejected)]
+            found = [template().encode(messages) for messages in (row.chosen, row.rejected)]
         except InputError as error:
             raise InputError(f"{row.place}: {error.message}", hint=error.hint) from error
         ids, marks = [each.ids for each in found], [each.answers for each in found]

@@ -85,31 +85,38 @@ def marked_corpus(
     """The rows whose sequences each have an answer within seq_len + 1 ids; all sequences of a row are one document.
 
     encode: the marked ids of a row's sequences. key: of how it encodes, for the fingerprint. overlong: longer rows are
-    left out, or cut at their end. Raises InputError for a wrong row, for messages that the template refuses, and where
-    nothing is left; Interrupted if `work` is stopped.
+    left out, or cut at their end. `notes` of the result count them, and those without an answer.
+
+    Raises InputError for a wrong row, for messages that the template refuses, and where nothing is left; Interrupted if
+    `work` is stopped.
     """
     parts: list[np.ndarray] = []
-    read = too_long = 0
+    read = too_long = mute = 0
     for row in source.rows():
         work.raise_if_stopped(f"while tokenizing {source.name}")
         found = encode(row)
         fits = max(map(len, found)) <= seq_len + 1
         read, too_long = read + 1, too_long + (not fits)
         cut = [ids[: seq_len + 1] for ids in found]
-        if (fits or overlong == "truncate") and all(ids.max(initial=0) >= LEARNED for ids in cut):
-            parts.append(np.concatenate(cut))
+        if fits or overlong == "truncate":
+            if all(ids.max(initial=0) >= LEARNED for ids in cut):
+                parts.append(np.concatenate(cut))
+            else:
+                mute += 1
         work.report(read)
+    long, silent = f"longer than {seq_len:,} tokens", "without an answer that can be learned"
     if not parts:
-        raise InputError(
-            f"{source.name}: none of {read:,} {unit} is left: {too_long:,} are longer than {seq_len:,} tokens",
-            hint="cut them with --set data.overlong=truncate, or raise data.seq_len with --set",
-        )
+        hint = "cut them with --set data.overlong=truncate, or raise data.seq_len with --set"
+        if mute and not too_long:
+            hint = "an answer is what stands in {% generation %} of the template (tokenizer.chat_template)"
+        reasons = f"{too_long:,} are {long}" + (f", {mute:,} {silent}" if mute else "")
+        raise InputError(f"{source.name}: none of {read:,} {unit} is left: {reasons}", hint=hint)
     done = "left out" if overlong == "drop" else "cut at their end"
-    note = f"{source.name}: {too_long:,} of {read:,} {unit} are longer than {seq_len:,} tokens: {done}"
+    counts = ((too_long, f"{long}: {done}"), (mute, f"{silent}: left out"))
     starts = np.cumsum([0, *map(len, parts[:-1])]).tolist()
     key = f"{source.fingerprint()} {key} {seq_len} {overlong}"
     return replace(
         kind.from_ids(np.concatenate(parts), documents=starts, name=source.name),
         fingerprint=hashlib.sha256(key.encode()).hexdigest(),
-        notes=(note,) if too_long else (),
+        notes=tuple(f"{source.name}: {count:,} of {read:,} {unit} are {what}" for count, what in counts if count),
     )

@@ -9,6 +9,7 @@ text                {"text": ...}: no messages, all of it is learned
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,9 +18,10 @@ from tformer.data.sources.columns import LabelledLayout
 from tformer.data.sources.files import Content, Piece, Source, SourceSpec, cut_pieces, locate
 from tformer.data.sources.parquet import parquet_schema
 from tformer.data.sources.reading import Reading
-from tformer.data.sources.tables import Table, json_object, table_format, text_value
+from tformer.data.sources.tables import Table, json_object, table_format, text_value, whole_characters
 from tformer.support.errors import InputError
 from tformer.support.formatting import shortened
+from tformer.support.options import Errors
 
 FormatName = Literal["messages", "prompt_completion", "text"]
 FORMATS: dict[FormatName, tuple[tuple[str, ...], ...]] = {
@@ -39,6 +41,14 @@ class Conversation:
     messages: list[dict[str, Any]]
     text: str
     place: str
+
+
+def read_record(raw: Any, *, place: str, errors: Errors) -> dict[str, Any]:
+    """A row of jsonl or Parquet. Raises InputError for no object, and for half a character unless it is replaced."""
+    record: dict[str, Any] = json_object(raw, place=place) if isinstance(raw, str) else raw
+    if isinstance(raw, str) and "\\ud" in raw.lower():
+        record = json.loads(whole_characters(json.dumps(record, ensure_ascii=False), place=place, errors=errors))
+    return record
 
 
 def turns(role: str, value: Any) -> list[Any]:
@@ -80,7 +90,7 @@ class ConversationTable(Table):
         known = [keys for name, forms in FORMATS.items() for keys in forms if self.conversations in (None, name)]
 
         def parse(place: str, raw: Any) -> tuple[list[Any], Any]:
-            record = json_object(raw, place=place) if isinstance(raw, str) else raw
+            record = read_record(raw, place=place, errors=self.content.errors)
             keys = next((keys for keys in known if all(record.get(key) is not None for key in keys)), None)
             if keys is None:
                 expected = ", or ".join(" and ".join(keys) for keys in known)
@@ -90,8 +100,12 @@ class ConversationTable(Table):
             if keys == ("text",):
                 messages, texts = [], values
             else:
+                if len(keys) == 1 and not isinstance(values[0], list):
+                    found = type(values[0]).__name__
+                    raise InputError(f"{place}: '{keys[0]}' should be a list of messages, found {found}")
                 if keys[0] == "instruction" and record.get("input"):
-                    values[0] = f"{values[0]}\n{record['input']}"
+                    asked = [text_value(record[key], key, place=place, errors="strict") for key in (keys[0], "input")]
+                    values[0] = "\n".join(filter(None, asked))
                 given = [
                     turn
                     for role, each in zip(("user", "assistant"), values, strict=False)

@@ -16,11 +16,12 @@ from tformer.data.sources.conversations import (
     ConversationTable,
     checked_message,
     open_conversations,
+    read_record,
     turns,
 )
 from tformer.data.sources.files import SourceSpec
 from tformer.data.sources.reading import Reading
-from tformer.data.sources.tables import json_object, text_value
+from tformer.data.sources.tables import text_value
 from tformer.support.errors import InputError
 
 KEYS = ("prompt", "chosen", "rejected")
@@ -50,7 +51,7 @@ class PreferenceTable(ConversationTable):
 
     def _parser(self) -> Callable[[str, Any], tuple[list[Any], Any]]:
         def parse(place: str, raw: Any) -> tuple[list[Any], Any]:
-            record = json_object(raw, place=place) if isinstance(raw, str) else raw
+            record = read_record(raw, place=place, errors=self.content.errors)
             prompt, chosen, rejected = _values(record, place)
             if chosen == rejected:
                 raise InputError(f"{place}: chosen and rejected are equal, so neither is the better answer")
