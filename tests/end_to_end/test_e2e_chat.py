@@ -193,11 +193,27 @@ def test_history_is_read_and_saved(talk: Cli, folder: Path, cli: Cli) -> None:
     succeed(cli, "train", *words, "--max-steps", 1, "--out", "again")
 
 
+def test_saving_keeps_what_a_file_has(talk: Cli) -> None:
+    Path("talk.jsonl").write_text('{"text": "x"}')  # without an end of line
+    assert talk(["say a", "/save talk.jsonl"], "assistant").code == 0
+    first, second = map(json.loads, Path("talk.jsonl").read_text().splitlines())
+    assert first == {"text": "x"} and len(second["messages"]) == 2
+    for name, content in (("notes.txt", b"my notes\n"), ("model.bin", b"\xff\xfe\0")):
+        Path(name).write_bytes(content)
+        outcome = talk(["say a", f"/save {name}"], "assistant")
+        assert outcome.code == 2 and f"/save '{name}' is a file of another kind" in outcome.err
+        assert Path(name).read_bytes() == content
+    outcome = talk(["say a", "/reset", "/save new.jsonl"], "assistant")
+    assert outcome.code == 2 and "no answer to save" in outcome.err and not Path("new.jsonl").exists()
+    assert "is a directory" in talk(["say a", "/save ."], "assistant").err
+
+
 def test_exit_ends_and_an_unknown_command_is_refused(talk: Cli) -> None:
     assert talk(["/exit", "say a"], "assistant").out == ""
     outcome = talk(["/what"], "assistant")
     assert outcome.code == 2 and "unknown command /what" in outcome.err and "/reset" in outcome.err
     assert talk(["/save"], "assistant").code == 2 and talk(["/save ."], "assistant").code == 2
+    assert len(talk([" /exit", "say a"], "assistant").out.splitlines()) == 2  # a space makes it a message
     outcome = talk(["say " * 80], "assistant")
     assert outcome.code == 2 and "the model reads 64" in outcome.err
 
@@ -272,7 +288,7 @@ def terminal(folder: Path) -> Callable[..., tuple[int, str]]:
                     if typed == "\x03":  # the terminal of a session of its own sends no signal
                         process.send_signal(signal.SIGINT)
                     else:
-                        os.write(master, typed.encode())
+                        os.write(master, typed.encode(errors="surrogateescape"))
         os.close(master)
         return process.wait(), output.replace("\r", "")
 
@@ -283,6 +299,14 @@ def test_a_terminal_shows_answers_and_goes_on_after_a_mistake(terminal: Any) -> 
     code, output = terminal("assistant", ("> ", "/what\n"), ("> ", "say d\n"), ("\nd\r\n> ", "\x04"))
     assert code == 0 and "unknown command /what" in output and "/reset, /system, /save, /exit" in output
     assert "\nd\n> " in output and "\x1b[3" not in output
+
+
+@pytest.mark.slow
+def test_a_terminal_keeps_the_conversation_where_a_file_or_a_message_cannot_be_used(terminal: Any) -> None:
+    steps = (("> ", "say d\n"), ("\nd\r\n> ", "/save /dev/full\n"), ("> ", "\udcff\n"), ("> ", "/save talk.jsonl\n"))
+    code, output = terminal("assistant", *steps, ("> ", "\x04"))
+    assert code == 0 and "cannot write /dev/full: No space left" in output
+    assert [each["content"] for each in json.loads(Path("talk.jsonl").read_text())["messages"]] == ["say d", "d"]
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import data_output, show_notes, spinner, terminal_width
 from tformer.decoding.options import GenerateOptions
-from tformer.support.errors import InputError
+from tformer.support.errors import InputError, StorageError
 from tformer.support.files import STANDARD_INPUT
 from tformer.support.formatting import columns_of
 from tformer.support.options import Run, some_of
@@ -79,17 +78,17 @@ def chat(options: ChatOptions) -> None:
     spinner.end()  # from here on the command waits for lines
     with data_output(None, ALONE) as output:
         for line in _typed_lines() if on_terminal else _piped_lines():
-            name, _, rest = line.strip().partition(" ")
+            name, _, rest = line.strip().partition(" ") if line.startswith("/") else ("", "", "")
             if name == "/exit":
                 break
             try:
-                if name in COMMANDS and line[0] == "/":
+                if name in COMMANDS:
                     COMMANDS[name](conversation, rest.strip())
-                elif line.startswith("/"):
-                    raise InputError(f"unknown command {name}", hint=f"known: {HINT}; a message may begin with a space")
                 elif name:
+                    raise InputError(f"unknown command {name}", hint=f"known: {HINT}; a message may begin with a space")
+                elif line.strip():
                     _answer(conversation, line, output.text, ends_all=not on_terminal)
-            except InputError as error:
+            except (InputError, StorageError) as error:
                 if not on_terminal:
                     raise
                 show_notes([f"{error.message}{f' ({error.hint})' if error.hint else ''}"])
@@ -99,9 +98,15 @@ def _typed_lines() -> Iterator[str]:
     """Lines from the keyboard until Ctrl-D."""
     import readline  # noqa: F401 (arrow keys and earlier lines in `input`)
 
-    with suppress(EOFError):
-        while True:
-            yield input("> " if sys.stdout.isatty() else "")
+    while True:
+        try:
+            line = input("> " if sys.stdout.isatty() else "")
+        except EOFError:
+            return
+        except UnicodeDecodeError as error:
+            show_notes([f"the message is not UTF-8: {error.reason}"])
+        else:
+            yield line
 
 
 def _piped_lines() -> Iterator[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tformer.decoding.writers import Sampler
 from tformer.support.errors import InputError
-from tformer.support.files import require_writable, write_text
+from tformer.support.files import require_writable, storage_errors, write_file
 from tformer.tokenizer.chat import Message
 from tformer.workers.work import ShouldStop, never
 
@@ -66,7 +66,16 @@ class Conversation:
         return answer
 
     def save(self, path: Path) -> None:
-        """Add the conversation to a file of jsonl, which `tformer train --objective chat` reads."""
-        require_writable(path, option="/save")
-        before = path.read_text(encoding="utf-8") if path.exists() else ""
-        write_text(path, before + json.dumps({"messages": self.messages}, ensure_ascii=False) + "\n")
+        """Add the conversation to a file of jsonl, which `tformer train --objective chat` reads.
+
+        Raises InputError before the first answer and for a file of another kind, StorageError where nothing is written.
+        """
+        if all(message["role"] != "assistant" for message in self.messages):
+            raise InputError("there is no answer to save")
+        target = require_writable(path, option="/save")
+        with storage_errors(path):
+            before = target.read_bytes() if target.is_file() else b""
+        if before.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] not in (b"", b"{"):
+            raise InputError(f"/save '{path}' is a file of another kind, expected jsonl")
+        joint = b"" if before[-1:] in (b"", b"\n") else b"\n"
+        write_file(path, [before, joint, json.dumps({"messages": self.messages}, ensure_ascii=False).encode(), b"\n"])
