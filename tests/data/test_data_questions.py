@@ -72,6 +72,8 @@ WRONG = [
     ("a.json", "", "is empty"),
     ("a.jsonl", '{"context": "a"}\n', "a.jsonl:1: expected a text as 'question', found None"),
     ("a.jsonl", '{"context": "a", "question": "b"}\n', "a.jsonl:1: 'answers' should be a list, found None"),
+    ("a.json", squad([], context="a\ud800"), "question q1: \\ud800 is half a character"),
+    ("a.json", squad([], question="a\ud800"), "question q1: \\ud800 is half a character"),
     ("a.jsonl", "[1]\n", "a.jsonl:1: expected an object, found list"),
     ("a.json", squad({"text": "Paris", "answer_start": 39}), "question q1: 'answers' should be a list, or have lists"),
     ("a.json", squad({"text": "Paris", "answer_start": [39]}), "or have lists of one length as 'text' and"),

@@ -80,6 +80,7 @@ WRONG = [
     ("a.jsonl", '{"words": [1.5], "tags": ["O"]}\n', {}, "'words' should be a list of texts"),
     ("a.jsonl", '{"words": [" "], "tags": ["O"]}\n', {}, "a word of the sentence is blank"),
     ("a.jsonl", '{"words": ["a"], "tags": ["O"]}\n', {"text": "text"}, "expected a key text, found words, tags"),
+    ("a.jsonl", '{"words": ["a\\ud800"], "tags": ["O"]}\n', {}, "a.jsonl:1: \\ud800 is half a character"),
     ("builtin:dates", "", {}, "is text without tags"),
 ]
 

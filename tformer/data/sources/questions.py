@@ -17,7 +17,7 @@ from typing import Any
 from tformer.data.sources.files import Content, SourceSpec
 from tformer.data.sources.labelled import LabelledSource
 from tformer.data.sources.reading import Reading
-from tformer.data.sources.tables import LabelledRow, json_objects
+from tformer.data.sources.tables import LabelledRow, json_objects, whole_characters
 from tformer.data.sources.tagged import ending_of, open_files
 from tformer.support.errors import InputError
 from tformer.support.formatting import shortened
@@ -49,9 +49,11 @@ def open_questions(specs: Sequence[SourceSpec], *, reading: Reading = Reading())
 def question_rows(content: Content) -> Iterator[QuestionRow]:
     """Every question."""
     for number, (place, context, entry) in enumerate(_entries(content)):
-        for key, value in (("context", context), ("question", entry.get("question"))):
+        texts = list[str]()
+        for key, value in (("question", entry.get("question")), ("context", context)):
             if not isinstance(value, str) or not value.strip():
                 raise InputError(f"{place}: expected a text as '{key}', found {_shown(value)}")
+            texts.append(whole_characters(value, place=place, errors=content.errors))
         answers = [] if entry.get("is_impossible") else entry.get("answers")
         if isinstance(answers, dict):  # of a table: lists of texts and of first characters
             columns: Any = [answers.get(key) for key in ("text", "answer_start")]
@@ -63,8 +65,8 @@ def question_rows(content: Content) -> Iterator[QuestionRow]:
             raise InputError(f"{place}: 'answers' should be a list, found {_shown(answers)}")
         found = tuple(_answer(answer, context, place) for answer in answers)
         # Questions about one context are held out together.
-        facts = {"number": number, "id": str(entry.get("id", number)), "group": context}
-        yield QuestionRow(entry["question"], context, "", place, answers=found, **facts)
+        facts = {"number": number, "id": str(entry.get("id", number)), "group": texts[1]}
+        yield QuestionRow(*texts, "", place, answers=found, **facts)
 
 
 def _entries(content: Content) -> Iterator[tuple[str, Any, dict[str, Any]]]:

@@ -18,7 +18,7 @@ from tformer.data.sources.columns import column_hint
 from tformer.data.sources.files import Content, SourceSpec, format_ending, locate, split_lines
 from tformer.data.sources.labelled import LabelledSource
 from tformer.data.sources.reading import Reading
-from tformer.data.sources.tables import LabelledRow, TaggedRow, json_objects
+from tformer.data.sources.tables import LabelledRow, TaggedRow, json_objects, whole_characters
 from tformer.support.errors import InputError
 from tformer.support.formatting import plural, whole_number
 
@@ -147,7 +147,7 @@ def _objects(content: Content, named: dict[str, Any]) -> Iterator[Sentence]:
                 raise InputError(text, hint=column_hint(role))
             if not isinstance(row[key], list) or not all(isinstance(value, str | int) for value in row[key]):
                 raise InputError(f"{place}: '{key}' should be a list of texts")
-            lists.append(list(map(str, row[key])))
+            lists.append([whole_characters(str(value), place=place, errors=content.errors) for value in row[key]])
         words, tags = lists
         if len(words) != len(tags):
             raise InputError(f"{place}: expected one tag for each word, found {len(words)} words, {len(tags)} tags")
