@@ -65,8 +65,8 @@ def question_rows(content: Content) -> Iterator[QuestionRow]:
             raise InputError(f"{place}: 'answers' should be a list, found {_shown(answers)}")
         found = tuple(_answer(answer, context, place) for answer in answers)
         # Questions about one context are held out together.
-        facts = {"number": number, "id": str(entry.get("id", number)), "group": texts[1]}
-        yield QuestionRow(*texts, "", place, answers=found, **facts)
+        facts: dict[str, Any] = {"number": number, "id": str(entry.get("id", number)), "group": texts[1]}
+        yield QuestionRow(texts[0], texts[1], "", place, answers=found, **facts)
 
 
 def _entries(content: Content) -> Iterator[tuple[str, Any, dict[str, Any]]]:
