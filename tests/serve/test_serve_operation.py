@@ -171,10 +171,11 @@ def test_short_jobs_do_not_wait_for_a_step_each_and_long_ones_do_not_keep_the_st
 # --- clients and signals ----------------------------------------------------------------------------------------------
 
 
-def raw_request(server: Server, body: dict[str, Any]) -> socket.socket:
+def raw_request(server: Server, body: dict[str, Any], headers: str = "") -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     data = json.dumps(body).encode()
-    head = f"POST {COMPLETE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head = f"POST {COMPLETE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{headers}"
     connection.sendall(head.encode() + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
     return connection
 
@@ -197,6 +198,16 @@ def test_a_client_that_leaves_frees_its_row(stream: bool, busy: Server) -> None:
     began = time.monotonic()
     busy.ask(COMPLETE, prompt="abc", max_tokens=2)
     assert time.monotonic() - began < 2
+
+
+@pytest.mark.slow
+def test_a_client_that_does_not_read_is_left(guarded: Server) -> None:
+    key = {"Authorization": "Bearer secret"}
+    body = LONG | {"prompt": "a" * 700, "max_tokens": 500, "echo": True, "logprobs": 20, "n": 40, "stream": True}
+    with raw_request(guarded, body, "Authorization: Bearer secret\r\n"):
+        until(lambda: any("does not read" in line for line in guarded.log))
+        assert value_of(guarded, "tformer_requests_running", **key) == 1
+        until(lambda: value_of(guarded, 'tformer_rows_running{model="gpt-tiny-1"}', **key) == 0)
 
 
 @pytest.mark.slow
