@@ -15,7 +15,7 @@ from tests.browser.waiting import until
 if not all(map(importlib.util.find_spec, ("starlette", "uvicorn"))):
     pytest.skip("starlette or uvicorn is not installed", allow_module_level=True)
 
-from tests.serve.conftest import LABELS, LETTERS, MASKED, PAIRS, Server, make_gpt, served, silence
+from tests.serve.conftest import LABELS, LETTERS, MASKED, PAIRS, TAGS, Server, make_gpt, served, silence
 
 pytestmark = pytest.mark.slow
 KEY = "a key"
@@ -30,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     runs.append(random_run(home, PAIRS, arch="pairs", change=silence, **common))
     runs += [
         random_run(home, text, arch=name, template="bert", **common)
-        for name, text in (("masked", MASKED), ("labels", LABELS))
+        for name, text in (("masked", MASKED), ("labels", LABELS), ("tags", TAGS))
     ]
     with served(*runs) as found:
         yield found
@@ -113,6 +113,16 @@ def test_translation_labels_and_masks(page: Any) -> None:
         until(page, f"Boolean({there})")
     page.locator("#sides .row button").first.click()
     assert "[MASK]" not in page.input_value("#prompt")
+
+
+def test_spans_of_a_text_are_a_table(page: Any) -> None:
+    page.select_option("#mode", "classify")
+    page.select_option("#model", "tags-tiny-1")
+    page.fill("#prompt", "abc de")
+    page.keyboard.press("Control+Enter")
+    until(page, "document.querySelector('#sides table, #sides .caption').textContent.includes('Label')")
+    assert all(row.startswith("X ") for row in page.locator("#sides tbody tr").all_text_contents())
+    assert "answers no prompt" not in page.locator("#sides").text_content()
 
 
 def test_an_error_is_told_beside_the_model(page: Any) -> None:
