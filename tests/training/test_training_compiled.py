@@ -76,7 +76,7 @@ def test_batches_of_many_shapes_share_a_graph() -> None:
 @pytest.mark.slow
 def test_generated_code_of_adapters_takes_batches_of_many_widths() -> None:
     torch._dynamo.reset()
-    recipe = small_recipe("gpt/tiny", dropout=False)
+    recipe = small_recipe("gpt/small", dropout=False)
     models = small_models(recipe, "fp32")
     names = [part.name for _, parts in projections(models.main).values() for part in parts]
     adapt(models.main, targets=names, rank=2, scale=1.0)
