@@ -51,7 +51,7 @@ def test_page_data_and_what_is_refused(watched: str, tmp_path: Path) -> None:
     data = json.loads(text)
     assert status == 200 and {run["name"] for run in data["progress"]} >= {"first"}
     assert get(watched + "../../etc/passwd")[0] == 404 and get(watched + "runs/first/metrics.jsonl")[0] == 404
-    assert get(watched, Host="evil.example")[0] == 400, "a page of another site under a name of its own"
+    assert get(watched, Host="evil.example")[0] == 400, "a request under the name of another site"
     request = urllib.request.Request(watched + "data", data=b"{}", method="POST")
     with pytest.raises(urllib.error.HTTPError, match="405"):
         urllib.request.urlopen(request, timeout=30)

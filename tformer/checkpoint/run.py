@@ -60,7 +60,7 @@ class RunLock:
 
 
 def _lock(descriptor: int, patience: int = 20) -> None:
-    """Take the lock. Whoever asks for the `writer` holds it for a moment, hence several attempts within 0.2 seconds."""
+    """Take the lock, in several attempts within 0.2 seconds: `writer` of another process holds it for a moment."""
     for attempt in range(patience):
         try:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

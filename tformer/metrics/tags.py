@@ -2,7 +2,7 @@
 
     BIO     B-PER begins an entity, I-PER goes on with it, O is outside (IOB2)
     BILOU   B-, I- and L- begin, go on with and end an entity of several words, U- is one of one word (BIOES: E-, S-)
-    plain   every tag is a class of its own, as parts of speech; each word with a tag is an entity
+    plain   every tag is a class, as parts of speech are; each word with a tag is an entity
 
 An entity is right if type, first and last word are (seqeval's mode "strict"): an I- that follows nothing of its type is
 no entity, nor is one of BILOU that never ends.

@@ -1,6 +1,6 @@
 """Decoding cache whose rows join and leave between steps, for continuous batching.
 
-A `ModelCache` fills the same slot of every row. Here each row has a length of its own, and slot s holds its position s:
+A `ModelCache` fills the same slot of every row. Here rows have different lengths, and slot s holds the position s:
 
     row 0    * * * * * * * .        length 7
     row 1    * * * . . . . .        length 3; the next step writes slot 3

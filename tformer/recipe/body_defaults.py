@@ -1,4 +1,4 @@
-"""Defaults that follow the body: the optimizer and the peak rate of `--init-from` where nobody names a rate.
+"""Defaults that follow the body: optimizer and peak rate of `--init-from` without a given rate.
 
 A body that was pre-trained elsewhere, or a wide one, is trained by AdamW with a rate that falls with its width; so are
 adapters (LoRA), which take a larger one. A narrow body of our own keeps the optimizer of its recipe or preset (Muon).

@@ -31,7 +31,7 @@ def require_packages(command: str) -> None:
 def own_names(host: str) -> list[str]:
     """The names in `Host:` that a service at this address answers to.
 
-    A page of another site may send requests to 127.0.0.1 under a name of its own (DNS rebinding); for an address that
+    A page of another site can send requests to 127.0.0.1 under that site's name (DNS rebinding). For an address that
     others reach, every name is allowed.
     """
     try:
