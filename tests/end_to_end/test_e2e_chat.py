@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -285,8 +286,10 @@ def terminal(folder: Path) -> Callable[..., tuple[int, str]]:
                 output += part.decode(errors="replace")
                 if left and re.search(left[0][0], output[begin:]):
                     begin, (_, typed) = len(output), left.pop(0)
-                    if typed == "\x03":  # the terminal of a session of its own sends no signal
-                        process.send_signal(signal.SIGINT)
+                    if set(typed) == {"\x03"}:  # the terminal of a session of its own sends no signal
+                        for _ in typed:
+                            time.sleep(0.2)  # `input` waits for a key: Python's misses a signal that comes before
+                            process.send_signal(signal.SIGINT)
                     else:
                         os.write(master, typed.encode(errors="surrogateescape"))
         os.close(master)
@@ -316,6 +319,26 @@ def test_an_interrupted_answer_leaves_the_conversation(terminal: Any) -> None:
     assert code == 0, output
     saved = json.loads(Path("talk.jsonl").read_text())["messages"]
     assert [message["role"] for message in saved] == ["user", "assistant"] and saved[0]["content"] == "say a"
+
+
+@pytest.mark.slow
+def test_ctrl_c_at_the_prompt_clears_the_line_says_once_how_to_leave_and_keeps_the_conversation(terminal: Any) -> None:
+    interrupts = (("say b", "\x03"), ("> ", "\x03"), ("> ", "/save talk.jsonl\n"))
+    code, output = terminal("assistant", ("> ", "say d\n"), ("\nd\r\n> ", "say b"), *interrupts, ("> ", "\x04"))
+    assert code == 0 and output.count("Ctrl-D or /exit ends the conversation") == 1, output
+    assert [each["content"] for each in json.loads(Path("talk.jsonl").read_text())["messages"]] == ["say d", "d"]
+
+
+@pytest.mark.slow
+def test_two_ctrl_c_end_the_answer_and_not_the_conversation(terminal: Any) -> None:
+    steps = (
+        ("> ", "say a\n"),
+        ("say a\r\n\\s*\\w", "\x03\x03"),
+        ("> (?s:.*)> ", "/save talk.jsonl\n"),
+        ("> ", "/exit\n"),
+    )
+    code, output = terminal("base", *steps)
+    assert code == 0 and len(json.loads(Path("talk.jsonl").read_text())["messages"]) == 2, output
 
 
 def test_long_answers_are_broken_between_words() -> None:

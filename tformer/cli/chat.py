@@ -49,7 +49,7 @@ def chat(options: ChatOptions) -> None:
 
     Each line is a message, which the model answers with those before it in mind. /reset forgets them, /system TEXT
     begins anew with this system prompt, /save FILE adds the conversation to a jsonl file, which `train --objective
-    chat` reads, /exit or Ctrl-D ends. Ctrl-C ends an answer.
+    chat` reads, /exit or Ctrl-D ends. Ctrl-C ends an answer, or clears the line.
 
     A pipe is read line by line, and only the answers are written.
     """
@@ -98,11 +98,15 @@ def _typed_lines() -> Iterator[str]:
     """Lines from the keyboard until Ctrl-D."""
     import readline  # noqa: F401 (arrow keys and earlier lines in `input`)
 
+    how_to_leave = ["Ctrl-D or /exit ends the conversation"]
     while True:
         try:
             line = input("> " if sys.stdout.isatty() else "")
         except EOFError:
             return
+        except KeyboardInterrupt:
+            show_notes(["", *how_to_leave])
+            how_to_leave = []
         except UnicodeDecodeError as error:
             show_notes([f"the message is not UTF-8: {error.reason}"])
         else:
@@ -120,6 +124,9 @@ def _piped_lines() -> Iterator[str]:
 def _answer(conversation: Conversation, message: str, write: Callable[[str], None], *, ends_all: bool) -> None:
     """Write the answer as it arrives. ends_all: Ctrl-C ends the command, not only the answer."""
     with StopFlag() as flag:
+        if not ends_all:
+            flag.be_patient()
+            flag.echo_seconds = float("inf")  # a second Ctrl-C would end the command, and the conversation with it
         lines = Lines(write, terminal_width() or sys.maxsize)
         conversation.answer(message, on_piece=lines.push, should_stop=flag.should_stop)
         lines.push("\n")
