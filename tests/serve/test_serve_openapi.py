@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,8 +70,8 @@ def test_the_document_names_every_endpoint(document: dict[str, Any], server: Ser
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_no_request_is_answered_with_500(
-    path: str, data: st.DataObject, document: dict[str, Any], server: Server, names: dict[str, str]
+def test_no_request_is_answered_with_500_or_a_path(
+    path: str, data: st.DataObject, document: dict[str, Any], server: Server, runs: dict[str, Path]
 ) -> None:
     path = next(each for each in document["paths"] if path in each)
     schemas = document["components"]["schemas"]
@@ -80,8 +81,9 @@ def test_no_request_is_answered_with_500(
         body = body | {data.draw(st.sampled_from(list(body) or ["x"])): data.draw(JUNK)}
     families = {"/translate": "pairs", "/classify": "labels", "/fill": "masked"}
     if data.draw(st.integers(0, 9)):
-        body["model"] = names[families.get(path, "gpt")]
+        body["model"] = runs[families.get(path, "gpt")].name
     reply = server.send(path, json.dumps(body).encode("utf-8", "surrogatepass"))
     assert reply.status in (200, 400, 404, 422), (reply.status, reply.body, body)
+    assert str(runs["gpt"].parent).encode() not in reply.body, "a path of the machine"
     if reply.status != 200:
         assert reply.error["message"]

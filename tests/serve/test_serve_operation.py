@@ -9,6 +9,8 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -326,6 +328,17 @@ def test_a_model_whose_files_are_gone_or_damaged_fails_alone_and_a_loaded_one_go
         assert "Traceback" not in "".join(server.log) and any(str(tmp_path) in line for line in server.log)
 
 
+@pytest.mark.slow
+def test_a_first_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
+    broken, good = (make_gpt(tmp_path / "runs", seed) for seed in range(2))
+    for weights in broken.rglob("model.safetensors"):
+        weights.write_bytes(weights.read_bytes()[:-20] + b"\xff" * 20)
+    command = [sys.executable, "-m", "tformer", "serve", broken, good, "--port", "0"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 2 and re.search(r"^error: .*model.safetensors is damaged", ended.stderr, re.MULTILINE)
+    assert "Traceback" not in ended.stderr and ended.stderr.count("is damaged") == 1
+
+
 WRONG_OPTIONS = [
     (ServeOptions(queue=0), "--queue must be at least 1"),
     (ServeOptions(deadline=math.nan), "--deadline must be at least 0.1"),
@@ -370,9 +383,16 @@ def test_models_in_use_leave_no_memory_for_another_one(long_run: Path, runs: dic
 def test_runs_are_watched_below_the_server(runs: dict[str, Path], tmp_path: Path) -> None:
     write_run(tmp_path / "first")
     with served(runs["gpt"], "--watch", tmp_path) as server:
-        assert "connect-src" in server.send("/runs/").body.decode()
-        assert [run["name"] for run in server.send("/runs/data").json["runs"]] == ["first"]
+        page = server.send("/runs/")
+        assert "connect-src" in page.body.decode()
+        data = server.send("/runs/data")
+        assert [run["name"] for run in data.json["runs"]] == ["first"]
         assert server.send("/runs/first").status == 404
+        shutil.rmtree(tmp_path)
+        time.sleep(1.1)  # Watch rests between its readings
+        gone = server.send("/runs/data")
+        assert gone.status == 503 and b"does not exist" in gone.body
+        assert not any(str(tmp_path).encode() in reply.body for reply in (page, data, gone))
 
 
 def test_a_key_and_watched_runs_exclude_each_other(cli: Any, tmp_path: Path) -> None:

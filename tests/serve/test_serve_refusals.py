@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,6 +84,8 @@ WRONG: list[tuple[str, Any, int, str | None, str]] = [
     ("/translate", {"text": "a"}, 422, "model", "cannot translate"),
     ("/translate", {"text": "a" * 99, "model": "PAIRS"}, 400, None, "101 tokens"),
     ("/translate", {"text": "a", "model": "PAIRS", "beam_size": 2, "n_best": 3}, 400, None, "n_best 3"),
+    ("/translate", {"text": "a", "model": "PAIRS", "source_language": "de"}, 400, None, "no token for the language"),
+    ("/translate", {"text": "a", "model": "PAIRS", "target_language": "de"}, 400, None, "no token for the language"),
     ("/classify", {"text": ["a", "b"], "text2": ["a"], "model": "LABELS"}, 400, "text2", "found 2 and 1 texts"),
     ("/classify", {"text": "a", "text2": "b", "model": "LABELS"}, 400, None, "trained on single texts"),
     ("/classify", {"text": "a", "threshold": 2, "model": "LABELS"}, 400, "threshold", "less than or equal to 1"),
@@ -98,13 +101,14 @@ def test_forty_wrong_inputs_are_tried() -> None:
 
 @pytest.mark.parametrize(("path", "body", "status", "param", "words"), WRONG)
 def test_a_wrong_request_gets_its_status_and_an_error_of_openais_form(
-    path: str, body: Any, status: int, param: str | None, words: str, server: Server, names: dict[str, str]
+    path: str, body: Any, status: int, param: str | None, words: str, server: Server, runs: dict[str, Path]
 ) -> None:
     if isinstance(body, dict) and str(body.get("model")).isupper():
-        body = body | {"model": names[body["model"].lower()]}
+        body = body | {"model": runs[body["model"].lower()].name}
     reply = server.send(path, body)
     assert reply.status == status, reply.body
     assert words in reply.error["message"] and reply.error["param"] == param
+    assert str(runs["gpt"].parent) not in reply.error["message"], "a path of the machine"
     assert reply.error["type"] and "--" not in reply.error["message"] and "Traceback" not in reply.error["message"]
 
 

@@ -40,3 +40,5 @@ def serve(options: ServeOptions) -> None:
 
     limits = {"http": Protocol, "ws": "none", "timeout_graceful_shutdown": max(1, round(options.grace))}
     host.serve(make_app(service), options.host, options.port, ready=ready, **limits)
+    if service.failure is not None:
+        raise service.failure

@@ -48,21 +48,20 @@ def watch(options: WatchOptions) -> None:
     takes nothing from a training but a little time of one core; new runs appear by themselves. Ctrl-C ends it.
     """
     options.check()
-    from tformer.serve.host import own_names, require_packages, serve
+    from tformer.serve.host import own_names, require_packages, serve, watch_routes
 
     require_packages("watch")
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    from tformer.serve.watching import watch_routes
     from tformer.workflows.runs.watching import Watch
 
     watched = Watch(options.folders or ["runs"])
     spinner.end()
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=own_names(options.host), www_redirect=False)
     serve(
-        Starlette(routes=watch_routes(watched.page, watched.data), middleware=[hosts]),
+        Starlette(routes=watch_routes(watched), middleware=[hosts]),
         options.host,
         options.port,
         ready=lambda url: console.print(f"watching at {url} (Ctrl-C ends it)", markup=False),

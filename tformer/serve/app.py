@@ -12,6 +12,7 @@ import hmac
 import ipaddress
 import json
 import secrets
+import signal
 import socket
 import sys
 import time
@@ -31,13 +32,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tformer.serve.endpoints import ENDPOINTS, Endpoint, openapi
-from tformer.serve.page import play_page
+from tformer.serve.host import watch_routes
+from tformer.serve.models import Models
 from tformer.serve.requests import RequestError, read_body
 from tformer.serve.service import Call, Service, until_done
-from tformer.serve.watching import watch_routes
-from tformer.support.errors import InputError, OutOfMemoryError, TformerError
+from tformer.support.errors import InputError, NotFiniteError, OutOfMemoryError
 from tformer.support.keywords import with_keywords
 from tformer.support.options import parse_bytes
+from tformer.viz.page import render_page
 from tformer.workflows.runs.watching import Watch
 
 HEADER_SECONDS, BODY_SECONDS = 15.0, 30.0
@@ -49,6 +51,14 @@ OPEN_PATHS = ("/", "/health")
 """What is answered without a key."""
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 JSON_TYPE = "application/json"
+PAGE = """\
+<div id="key-row" class="row" hidden></div>
+<div id="controls" class="controls"></div>
+<div id="ask" class="ask"></div>
+<div id="sides" class="panels"></div>
+<section id="detail" aria-live="polite"></section>
+<div id="request"></div>
+"""
 
 
 def make_app(service: Service) -> Starlette:
@@ -65,7 +75,7 @@ def make_app(service: Service) -> Starlette:
     def health(request: Request) -> Response:
         if service.is_ready:
             return JSONResponse({"status": "ok"})
-        return error_response(RequestError("the first model is not loaded", 503, code="loading", retry_after=1))
+        return error_response(RequestError("the first model is not loaded yet", 503, code="loading", retry_after=1))
 
     def models(request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [card(name) for name in service.models.entries]})
@@ -81,7 +91,7 @@ def make_app(service: Service) -> Starlette:
         found = {"id": name, "object": "model", "created": entry.created, "owned_by": "tformer"}
         return found | {"uses": entry.uses, "loaded": entry.served is not None}
 
-    document, page = openapi(), play_page()
+    document, page = openapi(), _page()
     routes: list[BaseRoute] = [
         Route("/", lambda request: HTMLResponse(page, headers={"X-Content-Type-Options": "nosniff"})),
         Route("/health", health),
@@ -92,14 +102,29 @@ def make_app(service: Service) -> Starlette:
         *(Route(path, _handler(service, endpoint), methods=["POST"]) for path, endpoint in ENDPOINTS.items()),
     ]
     if options.watch:
-        watched = Watch(options.watch)
-        routes.append(Mount("/runs", routes=watch_routes(watched.page, watched.data)))
+        folders = [folder.absolute() for folder in options.watch]
+        names = {str(folder): folder.name for folder in folders}
+        routes.append(Mount("/runs", routes=watch_routes(Watch(folders), names)))
     middleware = [Middleware(Gate, service=service)]
     if options.cors_origins:
         allowed: Any = {"allow_headers": ["Authorization", "Content-Type"], "allow_methods": ["GET", "POST"]}
         middleware.insert(0, Middleware(CORSMiddleware, allow_origins=options.cors_origins, **allowed))
     handlers: Any = {HTTPException: _http_error}
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
+
+
+def _page() -> str:
+    """The page at `/`: a model to play with. It asks the server that sent it, and nobody else."""
+    return render_page(
+        title="tformer",
+        subtitle="Write, translate, classify, fill masks, and look inside",
+        body=PAGE,
+        scripts=("play.js",),
+        style="tokens.css",
+        data={},
+        without=("lines.js",),
+        live=True,
+    )
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -128,28 +153,33 @@ def _http_error(request: Request, error: Exception) -> Response:
     return response
 
 
-def as_request_error(error: Exception) -> RequestError:
-    """The answer to an exception; what is no mistake of the client goes to the log with its traceback."""
-    if isinstance(error, RequestError):
-        return error
-    if isinstance(error, InputError):
-        found = RequestError(with_keywords(error.message), 400, code="invalid_request")
-        found.hint = error.hint and with_keywords(error.hint)
+def as_request_error(error: Exception, models: Models) -> RequestError:
+    """The answer to an exception, without paths of this machine; what is no mistake of the client goes to the log."""
+    if isinstance(error, InputError | NotFiniteError):
+        if isinstance(error, RequestError):
+            found = error
+            if error.status == 500:
+                print(error.__cause__, file=sys.stderr, flush=True)
+        else:
+            status, code = (400, "invalid_request") if isinstance(error, InputError) else (500, "model_failed")
+            found = RequestError(with_keywords(error.message), status, code=code)
+            found.hint = error.hint and with_keywords(error.hint)
+        found.message = models.without_paths(found.message)
+        found.hint = found.hint and models.without_paths(found.hint)
         return found
     if isinstance(error, OutOfMemoryError | MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return RequestError("out of memory", 503, code="out_of_memory", retry_after=RETRY_SECONDS)
-    if isinstance(error, TformerError):
-        return RequestError(error.message, 500, code="model_failed")
     traceback.print_exception(error, file=sys.stderr)
     return RequestError("internal error, see the server's log", 500, code="internal_error")
 
 
 async def _prepared(service: Service) -> None:
-    """Load the first model; a failure goes to the log."""
+    """Load the first model. Where that fails, the server ends as by a signal, and the command with the error."""
     try:
         await service.prepare()
     except Exception as error:
-        print(f"the first model is not loaded: {as_request_error(error).message}", file=sys.stderr, flush=True)
+        service.failure = error.__cause__ or error
+        signal.raise_signal(signal.SIGTERM)
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -177,9 +207,10 @@ def _handler(service: Service, endpoint: Endpoint) -> Callable[[Request], Awaita
                     call.notes["answer"] = answer
                 return JSONResponse(answer)
         except Exception as error:
-            return error_response(as_request_error(error))
+            return error_response(as_request_error(error, service.models))
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        return StreamingResponse(_frames(answer, ends_at), media_type="text/event-stream", headers=headers)
+        frames = _frames(answer, ends_at, service.models)
+        return StreamingResponse(frames, media_type="text/event-stream", headers=headers)
 
     return handle
 
@@ -215,7 +246,7 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-async def _frames(chunks: AsyncIterator[dict[str, Any]], ends_at: float) -> AsyncIterator[str]:
+async def _frames(chunks: AsyncIterator[dict[str, Any]], ends_at: float, models: Models) -> AsyncIterator[str]:
     """The chunks as server-sent events; an error, also of the deadline, is the last one."""
     try:
         while True:
@@ -228,7 +259,7 @@ async def _frames(chunks: AsyncIterator[dict[str, Any]], ends_at: float) -> Asyn
         late = RequestError("the answer took longer than the server allows", 504, code="deadline_exceeded")
         yield f"data: {json.dumps(error_document(late))}\n\n"
     except Exception as error:
-        yield f"data: {json.dumps(error_document(as_request_error(error)))}\n\n"
+        yield f"data: {json.dumps(error_document(as_request_error(error, models)))}\n\n"
     yield "data: [DONE]\n\n"
 
 

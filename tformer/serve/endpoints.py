@@ -41,7 +41,7 @@ ENDPOINTS = {
 }
 
 READS = {
-    "/health": ("Whether the server answers; 503 until the first model is loaded", "application/json"),
+    "/health": ("Whether the server answers; 503 while the first model is being loaded", "application/json"),
     "/metrics": ("Counts in Prometheus' text format", "text/plain"),
     "/openapi.json": ("This document", "application/json"),
     "/v1/models": ("The models", "application/json"),

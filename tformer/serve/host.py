@@ -1,4 +1,4 @@
-"""An application of starlette, answered at one address until it is interrupted."""
+"""An application of starlette, answered at one address until it is interrupted; and the routes of `tformer watch`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib.util
 import ipaddress
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,9 @@ from tformer.support.errors import InputError
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
+    from starlette.routing import Route
+
+    from tformer.workflows.runs.watching import Watch
 
 ANY_PORT = 0
 
@@ -74,3 +77,32 @@ def serve(app: Starlette, host: str, port: int, *, ready: Callable[[str], None],
         ready(f"http://{shown}:{listener.getsockname()[1]}/")
         config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, **options)
         Server(config).run(sockets=[listener])
+
+
+def watch_routes(watched: Watch, names: Mapping[str, str] | None = None) -> list[Route]:
+    """`/` and `/data` of a page that follows trainings; 503 with the reason while the runs cannot be read.
+
+    names: what stands in answers in place of a path.
+    """
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    def route(path: str, content: Callable[[], str], media_type: str) -> Route:
+        def answer(request: Request) -> Response:
+            kind, status = media_type, 200
+            try:
+                text = content()
+            except InputError as error:
+                text, kind, status = error.message, "text/plain", 503
+            for place, name in (names or {}).items():
+                text = text.replace(place, name)
+            headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+            return Response(text, status, headers, kind)
+
+        return Route(path, answer)
+
+    return [
+        route("/", watched.page, "text/html"),
+        route("/data", lambda: watched.data().decode(), "application/json"),
+    ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import math
 import os
-import sys
 import threading
 import time
 from collections import Counter
@@ -93,7 +92,7 @@ class Entry:
     """A model that is offered.
 
     Attributes:
-        path: as it was named.
+        path: of the run, checkpoint or folder.
         num_bytes: of its weights in fp32.
         created: seconds since 1970 of its checkpoint.
         served: None until it is asked for.
@@ -134,7 +133,8 @@ class Models:
                     f"{path} has {decimal_bytes(size)} of weights, --memory is {options.memory}",
                     hint="raise --memory, or leave the model out",
                 )
-            self.entries[name] = Entry(name, Path(path), checkpoint.recipe, size, int(checkpoint.path.stat().st_mtime))
+            created = int(checkpoint.path.stat().st_mtime)
+            self.entries[name] = Entry(name, Path(path).absolute(), checkpoint.recipe, size, created)
 
     def find(self, name: str | None, use: str) -> Entry:
         """A model by its name, the first one for None. Raises RequestError for an unknown one, or of another kind."""
@@ -175,11 +175,19 @@ class Models:
             try:
                 entry.served = self._loaded(entry)
             except (InputError, NotFiniteError) as error:  # of the server, not of the request
-                print(f"{entry.name}: {error.message}", file=sys.stderr, flush=True)
                 message = f"the model {entry.name!r} cannot be loaded: see the server's log"
                 raise RequestError(message, 500, param="model", code="model_failed") from error
             entry.looked_at = now
         return entry.served
+
+    def without_paths(self, text: str) -> str:
+        """A message with the names of models in place of where they lie."""
+        entries = list(self.entries.values())
+        places = {str(each.path): each.name for each in entries}
+        places |= {str(each.served.path): each.name for each in entries if each.served is not None}
+        for place in sorted(places, key=len, reverse=True):
+            text = text.replace(place, places[place])
+        return text
 
     def _make_room(self, entry: Entry) -> None:
         """Forget models that are not in use, those first that were not used for the longest time."""

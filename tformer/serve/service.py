@@ -68,6 +68,7 @@ class Service:
         self.owner = Owner()
         self.metrics = Metrics()
         self.is_ready, self.running = False, 0
+        self.failure: BaseException | None = None  # with which the server ends
 
     async def prepare(self) -> None:
         """Load the first model, which is what /health waits for."""
