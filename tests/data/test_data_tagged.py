@@ -129,21 +129,44 @@ def test_pieces_belong_to_the_words_of_transformers(model: str, tmp_path: Path) 
         assert piece_words(offsets, row.spans).tolist() == expected.word_ids()
 
 
-def test_the_first_piece_of_a_word_has_its_label_and_words_that_are_cut_off_are_unseen() -> None:
+def test_the_first_piece_of_a_word_has_its_label() -> None:
     tokenizer, row = trained("wordpiece"), TaggedRow.of(WORDS, WORDS, "")
-    given: dict[str, Any] = {"index": LabelIndex(tuple(WORDS)), "tokenizer": tokenizer}
-    whole = tokenize_tagged([GivenRows([row])], seq_len=100, **given)
+    index = LabelIndex(tuple(WORDS))
+    whole = tokenize_tagged([GivenRows([row])], index, tokenizer, seq_len=100)
     mark: Any = whole.examples(0, [0])[0].label
     ids, offsets = tokenizer.encode_spans(row.text)
     words = piece_words(offsets, row.spans).tolist()
     assert mark[0] == mark[-1] == UNMARKED and len(mark) == len(ids) + 2
     expected = [word if words.index(word) == place else UNMARKED for place, word in enumerate(words)]
-    assert mark[1:-1].tolist() == expected and whole.rows[0].seen.all()  # type: ignore[attr-defined]
-    cut = tokenize_tagged([GivenRows([row])], seq_len=8, **given)
-    seen = cut.rows[0].seen  # type: ignore[attr-defined]
-    assert seen.tolist() == [words.index(word) < 6 for word in range(len(WORDS))]
-    assert cut.truncated == 1 and "were cut" in cut.notes[0]
-    assert len(cut.examples(0, [0])[0].label) == 8  # type: ignore[arg-type]
+    assert mark[1:-1].tolist() == expected and not whole.notes
+
+
+@pytest.mark.parametrize("seq_len", [3, 4, 5, 8, 9, 12, 13, 300])
+def test_a_word_of_a_long_sentence_has_its_label_in_the_window_where_it_is_farthest_from_a_cut(seq_len: int) -> None:
+    tokenizer, names = trained("wordpiece"), list(dict.fromkeys(WORDS))
+    tags = WORDS * 3
+    row = TaggedRow.of(tags, tags, "a.conll:1")
+    ids, offsets = tokenizer.encode_spans(row.text)
+    found = tokenize_tagged([GivenRows([row])], LabelIndex(tuple(names)), tokenizer, seq_len=seq_len)
+    words, room = piece_words(offsets, row.spans).tolist(), seq_len - 2
+    distances: dict[int, list[int]] = {}  # of each token from the nearest cut, in each window
+    begin, labelled = 0, dict[int, tuple[int, int]]()  # of each token: its label and its distance
+    for example in found.examples(0, range(len(found))):
+        text, marks = example.ids[1:-1].tolist(), np.asarray(example.label)[1:-1].tolist()
+        assert text == ids[begin : begin + room]
+        for place, mark in enumerate(marks, begin):
+            edges = [place - begin] * (begin > 0) + [begin + len(text) - 1 - place] * (begin + len(text) < len(ids))
+            distances.setdefault(place, []).append(min(edges, default=len(ids)))
+            if mark != UNMARKED:
+                assert place not in labelled
+                labelled[place] = mark, distances[place][-1]
+        begin += room - min(128, room // 2)
+    firsts = [words.index(word) for word in range(len(tags))]
+    assert sorted(labelled) == firsts and max(map(len, distances.values())) <= 2
+    for word, place in enumerate(firsts):
+        assert labelled[place] == (names.index(tags[word]), max(distances[place]))
+    assert [note.endswith("are read in windows") for note in found.notes] == [True] * (len(found) > 1)
+    assert found.source_lengths.tolist() == [int(found.lengths.sum())] * len(found)
 
 
 def test_iob1_becomes_bio() -> None:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import tformer
 from tests.end_to_end.labelled_examples import sentences
+from tformer.data.shards.marked_tokens import NO_LABELS, tokenize_tagged
 from tformer.data.sources.tables import TaggedRow
-from tformer.evaluation.spans import decode_tags, word_scores
+from tformer.evaluation.classifier import GivenRows
+from tformer.evaluation.spans import Tagger, decode_tags, word_scores
+from tformer.loading import load
+from tformer.metrics.tags import may_follow
 
 Cli = Callable[..., Any]
 
@@ -100,12 +107,47 @@ def test_the_report_has_a_line_for_each_type(cli: Cli, run: Path) -> None:
     assert report["per_class"]["PER"]["support"] == 20 and report["accuracy"] == 1 and report["by"]["rows"]
 
 
-def test_words_that_are_cut_off_count_as_outside(cli: Cli, run: Path, tmp_path: Path) -> None:
-    (tmp_path / "long.conll").write_text("the O\n" * 30 + "Ada B-PER\n")
-    report = json.loads(cli("evaluate", run, "--data", tmp_path / "long.conll", "--json").out)
-    assert report["recall_micro"] == 0 and report["words"] == 31 and report["accuracy"] == pytest.approx(30 / 31)
-    none = word_scores(TaggedRow.of(["a", "b"], (), ""), np.zeros(0), 2)
-    assert decode_tags(none, ("B-X", "O")) == ["O", "O"] and decode_tags(none, ("DET", "NOUN")) == [None, None]
+def test_every_word_of_a_long_sentence_is_labelled(cli: Cli, run: Path, tmp_path: Path) -> None:
+    words = [*(["the", "fox", "and"] * 9), "Ada", "Lovelace"] * 4  # 116 tokens, the model reads 24
+    outcome = cli("classify", run, "--text", " ".join(words))
+    assert (
+        outcome.out == " ".join(words).replace("Ada Lovelace", "[PER Ada Lovelace]") + "\n"
+        and "were cut" not in outcome.err
+    )
+    tags = {"Ada": "B-PER", "Lovelace": "I-PER"}
+    sentence = "".join(f"{word} {tags.get(word, 'O')}\n" for word in words)
+    (tmp_path / "long.conll").write_text(f"{sentence}\nthe O\n")
+    outcome = cli("evaluate", run, "--data", tmp_path / "long.conll", "--json", "--by", "length")
+    report = json.loads(outcome.out)
+    assert report["examples"] == 2 and report["words"] == len(words) + 1
+    assert report["recall_micro"] == report["accuracy"] == 1 and report["per_class"]["PER"]["support"] == 4
+    assert "1 of 2 texts are longer than 24 tokens and are read in windows" in outcome.err
+
+
+def test_a_long_sentence_has_the_scores_of_its_windows(run: Path) -> None:
+    loaded, rng = load(run), np.random.default_rng(3)
+    row = TaggedRow.of([str(word) for word in rng.choice([*FIRST, *LAST, "the", "fox"], size=70)], (), "")
+    samples = tokenize_tagged([GivenRows([row])], NO_LABELS, loaded.text_tokenizer, seq_len=24)
+    tagger = Tagger(loaded)
+    [(_, logs_WL)] = word_scores(samples.rows, tagger.scores(samples), len(tagger.labels))
+    seen = set[int]()
+    for example, window in zip(samples.examples(0, range(len(samples))), samples.rows, strict=True):
+        assert isinstance(window, TaggedRow)
+        with torch.no_grad():
+            scores_TL = loaded.model(input_ids=torch.from_numpy(example.ids[None])).head("token_classifier")[0]
+        expected_nL = scores_TL.double().log_softmax(dim=-1)[torch.from_numpy(window.marks) == 0]
+        np.testing.assert_allclose(logs_WL[window.seen], expected_nL, atol=1e-5)
+        seen |= set(window.seen.tolist())
+    assert seen == set(range(70)) and len(samples) == 6
+    joined = decode_tags(logs_WL, tagger.labels)
+    assert None not in joined and all(may_follow(*pair, "bio") for pair in pairwise([None, *joined, None]))
+
+
+def test_a_word_without_a_token_is_outside() -> None:
+    row = replace(TaggedRow.of(["a", "b"], (), ""), seen=np.zeros(0, dtype=np.int64))
+    [(_, logs_WL)] = word_scores([row], [np.zeros(0)], 2)
+    assert decode_tags(logs_WL, ("B-X", "O")) == ["O", "O"]
+    assert decode_tags(logs_WL, ("DET", "NOUN")) == [None, None]
 
 
 def test_training_goes_on_from_a_body_and_keeps_the_head_of_the_same_tags(cli: Cli, run: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Loaded models that mark parts of a text: labelled words, and the answer of a question in its context.
 
-Tags are decoded by Viterbi over the transitions that their scheme allows, so that no entity is broken. A word that was
-cut off with the end of its sentence counts as O.
+Tags of a sentence, of all its windows, are decoded by Viterbi over the transitions that their scheme allows, so that no
+entity is broken. A word without a token (the tokenizer may remove signs) counts as O.
 
 The score of an answer is the sum of the logits of its start and of its end in a window of the context, of no answer
 that of the first token in the window where it is lowest, as in BERT's script for SQuAD 2.0. Probabilities are a softmax
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import repeat
 from typing import Any, ClassVar
 
 import numpy as np
@@ -83,6 +82,14 @@ def marked_scores(model: nn.Module, samples: Any, collate: Any, *, head: str, **
     return [found[number] for number in range(len(samples))] if len(found) == len(samples) else []
 
 
+def by_text(rows: Sequence[Any], scores: Sequence[np.ndarray]) -> list[list[tuple[Any, np.ndarray]]]:
+    """The windows of each sentence or question, each with its scores; [] without scores."""
+    found = dict[Any, list[tuple[Any, np.ndarray]]]()
+    for row, each in zip(rows, scores, strict=False):
+        found.setdefault((row.place, row.number), []).append((row, each))
+    return list(found.values())
+
+
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
@@ -96,16 +103,24 @@ def word_spans(text: str) -> list[tuple[int, int]]:
     return [span for _, span in WORDS.pre_tokenize_str(whole)]
 
 
-def word_scores(row: TaggedRow, scores_nL: np.ndarray, num_labels: int) -> np.ndarray:
-    """fp64 [W, L]: log-probabilities of a sentence, NaN for words that were cut off."""
-    logs_WL = np.full((len(row.spans), num_labels), np.nan)
-    if len(scores_nL):  # [0] of another process, which has no columns
-        logs_WL[row.seen] = log_softmax(scores_nL)
-    return logs_WL
+def word_scores(rows: Sequence[Any], scores: Sequence[Any], num_labels: int) -> list[tuple[TaggedRow, np.ndarray]]:
+    """Each sentence with its log-probabilities fp64 [W, L], NaN for words without a token.
+
+    rows: of the windows; scores: as of `marked_scores`.
+    """
+    found = []
+    for several in by_text(rows, scores):
+        sentence, _ = several[0]
+        logs_WL = np.full((len(sentence.spans), num_labels), np.nan)
+        for row, scores_nL in several:
+            if len(row.seen):
+                logs_WL[row.seen] = log_softmax(scores_nL)
+        found.append((sentence, logs_WL))
+    return found
 
 
 def decode_tags(logs_WL: np.ndarray, names: tuple[str, ...]) -> list[str | None]:
-    """The best allowed tags of a sentence. A word that was cut off is O; None where the model has no O."""
+    """The best allowed tags of a sentence. A word without a token is O; None where the model has no O."""
     unseen_W = np.isnan(logs_WL).any(axis=1)
     filled_WL = np.where(unseen_W[:, None], np.where(np.array(names) == OUTSIDE, 0.0, -1e6), logs_WL)
     missing = OUTSIDE if OUTSIDE in names else None
@@ -114,22 +129,22 @@ def decode_tags(logs_WL: np.ndarray, names: tuple[str, ...]) -> list[str | None]
 
 
 def tag_report(
-    rows: Sequence[TaggedRow], scores: Sequence[np.ndarray], names: tuple[str, ...], *, intervals: bool = True
+    rows: Sequence[Any], scores: Sequence[np.ndarray], names: tuple[str, ...], *, intervals: bool = True
 ) -> dict[str, Any]:
-    """The metrics of tagged sentences, as plain numbers. scores: as of `marked_scores`.
+    """The metrics of tagged sentences, as plain numbers. rows, scores: as of `word_scores`.
 
-    - loss: mean negative log-likelihood of the words that were read, in nats; accuracy: share of words with their tag;
+    - loss: mean negative log-likelihood of the words, in nats; accuracy: share of words with their tag;
     - f1_micro, precision_micro, recall_micro: over entities, strict (see `metrics.tags`); of plain tags over words;
     - f1_macro: mean over the types that occur; per_class: {type: {precision, recall, f1, support}}.
     """
-    logs = [word_scores(row, scores_nL, len(names)) for row, scores_nL in zip(rows, scores, strict=True)]
-    sides = [list(row.tags) for row in rows], [decode_tags(logs_WL, names) for logs_WL in logs]
+    sentences, logs = zip(*word_scores(rows, scores, len(names)), strict=True)
+    sides = [list(row.tags) for row in sentences], [decode_tags(logs_WL, names) for logs_WL in logs]
     counts_N3, of_type = entity_counts(*([entities(tags, scheme_of(names)) for tags in side] for side in sides))
     micro = ClassScores.of(*counts_N3.sum(axis=0).tolist())
     right, guessed = (np.concatenate([np.array(tags, dtype=object) for tags in side]) for side in sides)
     losses = -np.concatenate(logs)[np.arange(len(right)), [names.index(tag) for tag in right]]
     report: dict[str, Any] = {
-        "examples": len(rows),
+        "examples": len(sentences),
         "words": len(right),
         "loss": float(np.nanmean(losses)),
         "accuracy": float(np.mean(right == guessed)),
@@ -179,12 +194,10 @@ class Tagger(SpanReader):
         """`Marked` of each text."""
         spans = [word_spans(text) for text, _ in texts]
         words = [[text[start:end] for start, end in each] for (text, _), each in zip(texts, spans, strict=True)]
-        given = GivenRows([TaggedRow.of(each, (), "--text") for each in words])
+        given = GivenRows([TaggedRow.of(each, (), f"--text {number}") for number, each in enumerate(words)])
         samples = tokenize_tagged([given], NO_LABELS, self._loaded.text_tokenizer, seq_len=self.seq_len)
-        self.truncated += samples.truncated
-        sentences: Any = samples.rows
-        logs = map(word_scores, sentences, self.scores(samples), repeat(len(self.labels)))
-        return [self._mark(text, *each) for (text, _), *each in zip(texts, spans, logs, strict=False)]
+        found = word_scores(samples.rows, self.scores(samples), len(self.labels))
+        return [self._mark(text, each, logs) for (text, _), each, (_, logs) in zip(texts, spans, found, strict=False)]
 
     def _mark(self, text: str, spans: Any, logs_WL: Any) -> Marked:
         tags, found = decode_tags(logs_WL, self.labels), list[Span]()
@@ -214,11 +227,8 @@ def best_answers(
 
     rows: of the windows; longest: tokens of an answer; may_lack: whether no answer is one.
     """
-    windows: dict[Any, list[tuple[QuestionRow, np.ndarray]]] = {}
-    for row, logits_c2 in zip(rows, scores, strict=True):
-        windows.setdefault((row.place, row.number), []).append((row, logits_c2))
     found = []
-    for several in windows.values():
+    for several in by_text(rows, scores):
         none = min(float(logits_c2[0].sum()) for _, logits_c2 in several)
         tables = [span_scores(logits_c2[1:], longest) for _, logits_c2 in several]
         best, number = max((table.max(initial=-np.inf), number) for number, table in enumerate(tables))
@@ -279,11 +289,8 @@ class Answerer(SpanReader):
         rows = [QuestionRow(text, text2 or "", None, "--text", number) for number, (text, text2) in enumerate(texts)]
         recipe, options = self._loaded.recipe, options_of(self._loaded.recipe)
         samples = tokenized([GivenRows(rows)], recipe, self._loaded.text_tokenizer)
-        scores = self.scores(samples)
-        if not scores:  # interrupted
-            return []
-        may_lack = bool(options.unanswerable)
-        found = best_answers(samples.rows, scores, longest=options.max_answer, may_lack=may_lack)
+        given: dict[str, Any] = {"longest": options.max_answer, "may_lack": bool(options.unanswerable)}
+        found = best_answers(samples.rows, self.scores(samples), **given)
         return [Marked(row.text2 or "", (span,)) for row, span in found]
 
 

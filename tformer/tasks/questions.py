@@ -29,7 +29,6 @@ class Questions(Tagged):
     options = frozenset({"invalid_utf8", "encoding", "seq_len"})
     tokenizer_texts = "questions"
     row_keys: ClassVar[RowKeys] = (("question", "context", "answers"),)
-    example_is: ClassVar[str] = "windows"
 
     def open(self, specs: Any, data: Any) -> list[LabelledSource]:
         return open_questions(specs, reading=data.reading)

@@ -74,7 +74,6 @@ class Tagged(Task):
     options = frozenset({"text_column", "label_column", "invalid_utf8", "encoding", "seq_len"})
     tokenizer_texts = "tagged"
     row_keys: ClassVar[RowKeys] = (("words", "tags"),)
-    example_is: ClassVar[str] = "sentences"
 
     def open(self, specs: Any, data: Any) -> list[LabelledSource]:
         """The sources of these specs."""
@@ -143,7 +142,7 @@ class Tagged(Task):
         train = self._tokenized(recipe, [kept], tokenizer, work)
         valid = self._tokenized(recipe, valid_sources or [held_out], tokenizer, work)
         work.note_all(*sources, *valid_sources, train, valid)
-        work.note(f"data: {len(train):,} training {self.example_is}, {len(valid):,} validation {self.example_is}")
+        work.note(f"data: {len(train):,} training examples, {len(valid):,} validation examples")
         context = text_context(recipe, tokenizer)
         objective = build_objective(recipe.objectives, context)
         return TrainingData(
@@ -192,7 +191,7 @@ class Tagged(Task):
 
 
 def word_labels(samples: MarkedTokens) -> np.ndarray:
-    """int64: the labels of all words that were not cut off."""
+    """int64: the labels of all words."""
     rows: Any = samples.rows
     marks = np.concatenate([row.marks for row in rows])
     return marks[marks != UNMARKED]

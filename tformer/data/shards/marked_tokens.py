@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from tformer.tokenizer import Tokenizer
 from tformer.workers.work import QUIET, Work
 
 UNMARKED = -100  # of a token without a label, as the loss ignores it
+SHARED = 128  # tokens that two windows of a long sentence share; at most half of their room
 NO_LABELS = LabelIndex(())  # of sentences without tags
 
 Made = tuple[list[int], list[int] | None, TaggedRow | QuestionRow]
@@ -45,7 +47,7 @@ class MarkedTokens(LabelledTokens):
 
     @property
     def source_lengths(self) -> np.ndarray:
-        """int64 [N]: the tokens of all windows of each window's question: a breakdown by length keeps them together."""
+        """int64 [N]: the tokens of all windows of each window's text: a breakdown by length keeps them together."""
         owners, totals = [(row.place, row.number) for row in self.rows], Counter[Any]()
         for owner, length in zip(owners, self.lengths.tolist(), strict=True):
             totals[owner] += length
@@ -57,38 +59,44 @@ def piece_words(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, i
     return np.searchsorted([stop for _, stop in spans], [start for start, _ in offsets], side="right")
 
 
+def windows(length: int, size: int, *, shared: int) -> list[slice]:
+    """Parts of at most `size` tokens that hold all, at least one; two neighbours share `shared` tokens."""
+    return [slice(begin, begin + size) for begin in range(0, max(1, length - shared), size - shared)]
+
+
 def tokenize_tagged(
     sources: Sequence[RowSource], index: LabelIndex, tokenizer: Tokenizer, *, seq_len: int, work: Work = QUIET
 ) -> MarkedTokens:
     """The sentences as ids, with each word's label at its first piece; 0 of rows without tags.
 
+    A sentence that is too long is read in windows. A word has its label in one of them, where it is farthest from an
+    edge at which the sentence was cut.
+
     Raises InputError for no sentences, an unknown tag, and for no room beside the special tokens.
     """
     template = single_template(tokenizer)
     room = text_room(seq_len, template.num_special)
-    hidden_W = list[int]()  # words that were cut off, of each sentence that is too long
+    shared = min(SHARED, room // 2)
 
     def examples(row: TaggedRow) -> Iterator[Made]:
-        found, offsets = tokenizer.encode_spans(row.text, most=room)
-        words, firsts = np.unique(piece_words(offsets[:room], row.spans), return_index=True)
+        found, offsets = tokenizer.encode_spans(row.text)
+        words, firsts = np.unique(piece_words(offsets, row.spans), return_index=True)
         is_word = words < len(row.spans)
-        words, firsts = words[is_word], firsts[is_word]
-        seen = np.isin(np.arange(len(row.spans)), words)
-        if len(found) > room:
-            hidden_W.append(int((~seen).sum()))
-        ids = [*template.prefix, *found[:room], *template.suffix]
-        marks = np.full(len(ids), UNMARKED, dtype=np.int64)
-        marks[len(template.prefix) + firsts] = 0
+        words, firsts, label_W = words[is_word], firsts[is_word], np.zeros(len(row.spans), dtype=np.int64)
         if row.tags:
             label_W = index.encode_all(row.tags, [row.place] * len(row.tags))
-            marks[len(template.prefix) + firsts] = label_W[words]
             row = replace(row, tags=tuple(index.names[label] for label in label_W))
-        yield ids, None, replace(row, seen=seen, marks=marks)
+        parts = windows(len(found), room, shared=shared)
+        borders = [0, *(part.start + shared // 2 for part in parts[1:]), len(found)]  # the middles of what is shared
+        for part, (start, stop) in zip(parts, pairwise(borders), strict=True):
+            own = (firsts >= start) & (firsts < stop)
+            ids = [*template.prefix, *found[part], *template.suffix]
+            marks = np.full(len(ids), UNMARKED, dtype=np.int64)
+            marks[len(template.prefix) + firsts[own] - part.start] = label_W[words[own]]
+            yield ids, None, replace(row, seen=words[own], marks=marks)
 
     made = _joined(sources, examples, tokenizer, seq_len=seq_len, key=str(index), work=work)
-    note = f"{made.name}: {len(hidden_W):,} of {len(made):,} sentences are longer than {seq_len} tokens and were cut"
-    cut = (f"{note} ({sum(hidden_W):,} words)",) if hidden_W else ()
-    return replace(made, truncated=len(hidden_W), notes=(*index.notes(), *cut))
+    return replace(made, notes=(*index.notes(), *made.notes))
 
 
 def tokenize_questions(
@@ -123,17 +131,15 @@ def tokenize_questions(
             text, start = row.answers[0]
             first = int(np.searchsorted(offsets_P2[:, 1], start, side="right"))
             last = int(np.searchsorted(offsets_P2[:, 0], start + len(text), side="left")) - 1
-        step = size - min(options.stride, size // 2)
-        for begin in range(0, max(1, len(found) - size + step), step):
-            part = slice(begin, begin + size)
+        for part in windows(len(found), size, shared=min(options.stride, size // 2)):
             ids = [*head, *found[part], *template.suffix]
             types = [*template.prefix_types, *[0] * len(question), *template.middle_types]
             types += [*[template.second_type] * len(found[part]), *template.suffix_types]
             marks = np.full(len(ids), UNMARKED, dtype=np.int64)
             marks[0] = marks[len(head) : len(head) + len(found[part])] = 0
-            if begin <= first <= last < begin + len(found[part]):
-                marks[len(head) + first - begin] += 1
-                marks[len(head) + last - begin] += 2
+            if part.start <= first <= last < part.stop:
+                marks[len(head) + first - part.start] += 1
+                marks[len(head) + last - part.start] += 2
             else:
                 marks[0] = 3
             yield ids, types if token_types else None, replace(row, offsets=offsets_P2[part], marks=marks)
@@ -160,12 +166,14 @@ def _joined(
     def size(row: LabelledRow) -> int:
         return len(row.text) + len(row.text2 or "") + 1
 
-    found, done, total = list[Made](), 0, sum(map(size, rows))
+    made, done, total = list[list[Made]](), 0, sum(map(size, rows))
     for batch in in_batches(rows, size, task=f"tokenizing {name}", work=work):
-        found += (example for row in batch for example in examples(row))
+        made += (list(examples(row)) for row in batch)
         done += sum(map(size, batch))
         work.report(done, total)
-    ids, types, owners = zip(*found, strict=True)
+    ids, types, owners = zip(*chain.from_iterable(made), strict=True)
+    long = sum(len(each) > 1 for each in made)
+    note = f"{name}: {long:,} of {len(rows):,} texts are longer than {seq_len} tokens and are read in windows"
     lengths, dtype = np.array(list(map(len, ids)), dtype=np.int64), token_dtype(tokenizer.vocab_size)
     key = f"{[source.fingerprint() for source in sources]} {tokenizer.sha256} {seq_len} {key}"
     return MarkedTokens(
@@ -174,7 +182,7 @@ def _joined(
         seq_len=seq_len,
         labels=np.zeros(len(ids), dtype=np.int64),
         truncated=0,
-        notes=(),
+        notes=(note,) if long else (),
         _ids=Ragged.join([(np.concatenate(ids).astype(dtype), lengths)]),
         _types=None if types[0] is None else Ragged.join([(np.concatenate(types).astype(np.uint8), lengths)]),
         rows=owners,

@@ -80,8 +80,8 @@ class LabelledRow:
 class TaggedRow(LabelledRow):
     """A sentence of words with tags.
 
-    `spans`: first character of each word in `text`, and the one after the last. `tags`: of each word. Of a tokenized
-    sentence, `seen`: bool of each word, whether it was not cut off; `marks`: int64, the label of each token.
+    `spans`: first character of each word in `text`, and the one after the last. `tags`: of each word. Of a window of a
+    sentence, `seen`: int64, the numbers of the words that have their label there; `marks`: int64, of each token.
     """
 
     spans: tuple[tuple[int, int], ...] = ()
