@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer.recipe import load_recipe, recipe_to_yaml
-from tformer.recipe.body_defaults import NARROW, RULES, follow_body
+from tformer.recipe.body_defaults import EMBEDDINGS, NARROW, RULES, follow_body
 from tformer.recipe.load import Resolved
 
 FLAGS: dict[str, dict[str, Any]] = {"lora": {"lora.rank": 8}, "full": {}}
@@ -58,7 +58,7 @@ def test_a_narrow_body_of_our_own_keeps_the_preset_in_full_training(width: int, 
     optimizer, note = followed(resolved, imported=False)
     assert (optimizer != resolved.recipe.optimizer) == (note is not None) == follows
     adapters, said = followed(resolve(width, "lora"), imported=False)
-    assert said is not None and ("lora.train=[embedding.*]" in said) != follows
+    assert said is not None and ("the embeddings are trained too" in said) != follows
     rule = RULES["lora" if follows else "lora of a narrow body"]
     assert (adapters.kind, adapters.lr) == ("adamw", rule.rate(width))  # adapters of any body
 
@@ -78,9 +78,20 @@ def test_the_rate_of_a_user_is_that_of_adapters_too() -> None:
     assert (optimizer.kind, optimizer.lr, optimizer.adam_lr, note) == ("adamw", 0.02, None, None)
 
 
-def test_the_line_of_a_narrow_body_names_no_embeddings_that_are_trained_already() -> None:
-    _, note = followed(resolve(64, "lora", sets=["lora.train=[embedding.*]"]), imported=False)
-    assert note is not None and "lora.train" not in note
+def test_adapters_of_a_narrow_body_of_our_own_leave_the_embeddings_free_where_labels_are_learned() -> None:
+    def trained(width: int = 64, imported: bool = False, **given: Any) -> tuple[str, ...]:
+        resolved = resolve(width, "lora", **given)
+        lora = follow_body(resolved.recipe, resolved.origins, imported=imported, own="file body")[0].lora
+        assert lora is not None
+        return lora.train
+
+    assert trained() == trained(flags={"optimizer.lr": 0.02}) == EMBEDDINGS
+    assert trained(imported=True) == trained(NARROW + 2) == trained(sets=["lora.train=[]"]) == ()
+    assert trained(sets=["lora.targets=[q,v]"]) == (), "a user who names matrices names all of them"
+    assert trained(sets=["lora.train=[final_norm.*]"]) == ("final_norm.*",)
+    pre_training = load_recipe(preset="bert/pretrain", flags={"model.d_model": 64, "lora.rank": 8})
+    recipe, _ = follow_body(pre_training.recipe, pre_training.origins, imported=False, own="file body")
+    assert recipe.lora is not None and recipe.lora.train == (), "no labels"
 
 
 def test_the_rate_of_noam_stays() -> None:
