@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import random
 import re
+import signal
 import socket
+import urllib.error
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.serve.conftest import Server, served
-from tests.serve.test_serve_operation import until
+from tests.serve.test_serve_operation import log_lines, until
 
 COMPLETE = "/v1/completions"
 HEAD = f"POST {COMPLETE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -104,3 +108,43 @@ def test_a_load_of_good_and_broken_requests_is_answered_and_memory_is_level(
         until(lambda: rows_running(server) == 0)
         assert "Traceback" not in "".join(server.log)
         assert server.stop() == 0
+
+
+@pytest.mark.slow
+def test_sigterm_in_the_middle_of_a_load_loses_none_that_was_begun(
+    runs: dict[str, Path], names: dict[str, str]
+) -> None:
+    """Each request is answered whole or refused before the first byte, and the server has begun no other."""
+    with served(*runs.values()) as server:
+        long = {"prompt": "abc", "max_tokens": 44, "n": 100, "stream": True, "ignore_eos": True}
+        whole, wrong = [*good(names), (COMPLETE, long)], broken(server)[:6]  # without those that leave
+        done: Counter[str] = Counter()
+
+        def answered(path: str, body: dict[str, Any]) -> None:
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            reply = connection.getresponse()  # whose body raises IncompleteRead where it is cut
+            text = reply.read()
+            is_whole = text.endswith(b"data: [DONE]\n\n") if body.get("stream") else json.loads(text)
+            assert reply.status == 200 and is_whole and b"error" not in text, text
+
+        def one(number: int) -> None:
+            try:
+                if number % 10 == 0:
+                    wrong[number // 10 % len(wrong)]()
+                else:
+                    answered(*whole[number % len(whole)])
+                    done["good"] += 1
+            except (ConnectionError, urllib.error.URLError) as error:
+                reason = getattr(error, "reason", error)
+                assert isinstance(reason, ConnectionError), error
+                done["refused"] += 1
+            if done["good"] == 500 and server.process.poll() is None:
+                server.process.send_signal(signal.SIGTERM)
+
+        with ThreadPoolExecutor(32) as pool:
+            list(pool.map(one, random.Random(0).sample(range(2000), 2000)))
+        assert server.process.wait(60) == 0
+        assert done["good"] > 500 and done["refused"] > 500
+    begun = [line for line in log_lines(server) if line["status"] == 200 and line["method"] == "POST"]
+    assert len(begun) == done["good"] and "Traceback" not in "".join(server.log)
