@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from tformer.metrics.questions import answer_f1, answer_match, best_of, normalized_answer
+from tformer.metrics.text import answer_f1, answer_match, best_of, normalized_answer
 
 WORDS = ["the", "a", "An", "Paris", "paris,", "in", "(1999)", "U.S.", "don't", "—", "Köln", ".", "  "]
 

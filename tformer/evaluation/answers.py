@@ -244,9 +244,8 @@ class AnswerFormat:
     @classmethod
     def of(cls, classifier: Any, options: ClassifyOptions, *, paint: Callable[[str, str], str] | None = None) -> Any:
         """The form of the answers of a classifier, or of a model that labels spans."""
-        if classifier.kind in ("spans", "answer"):
-            kind = SpanFormat if classifier.kind == "spans" else FoundFormat
-            return kind() if paint is None else kind(paint)
+        if form := {"spans": SpanFormat, "answer": FoundFormat}.get(classifier.kind):
+            return form() if paint is None else form(paint)
         threshold = classifier.thresholds if options.threshold is None else options.threshold
         return cls(classifier.kind, classifier.labels, top=options.top, threshold=threshold)
 

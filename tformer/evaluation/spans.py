@@ -31,9 +31,9 @@ from tformer.evaluation.predict import predicted
 from tformer.evaluation.reports import log_softmax, micro_f1_rows
 from tformer.loading import Loaded
 from tformer.metrics.classification import ClassScores
-from tformer.metrics.questions import answer_f1, answer_match, best_of
 from tformer.metrics.statistics import bootstrap_interval
 from tformer.metrics.tags import OUTSIDE, allowed, best_path, entities, entity_counts, scheme_of
+from tformer.metrics.text import answer_f1, answer_match, best_of
 from tformer.nn.heads import Output
 from tformer.objectives.question_answering import QuestionAnsweringOptions
 from tformer.recipe.recipe import Recipe
@@ -101,6 +101,11 @@ def word_spans(text: str) -> list[tuple[int, int]]:
     """
     whole = text.encode("utf-8", "replace").decode()  # half a surrogate pair is refused by the tokenizer
     return [span for _, span in WORDS.pre_tokenize_str(whole)]
+
+
+def words_of(text: str, place: str) -> TaggedRow:
+    """The words of a text, without tags."""
+    return TaggedRow.of([text[start:end] for start, end in word_spans(text)], (), place)
 
 
 def word_scores(rows: Sequence[Any], scores: Sequence[Any], num_labels: int) -> list[tuple[TaggedRow, np.ndarray]]:
@@ -192,15 +197,13 @@ class Tagger(SpanReader):
 
     def classify(self, texts: Sequence[tuple[str, str | None]]) -> Any:
         """`Marked` of each text."""
-        spans = [word_spans(text) for text, _ in texts]
-        words = [[text[start:end] for start, end in each] for (text, _), each in zip(texts, spans, strict=True)]
-        given = GivenRows([TaggedRow.of(each, (), f"--text {number}") for number, each in enumerate(words)])
+        given = GivenRows([words_of(text, f"--text {number}") for number, (text, _) in enumerate(texts)])
         samples = tokenize_tagged([given], NO_LABELS, self._loaded.text_tokenizer, seq_len=self.seq_len)
         found = word_scores(samples.rows, self.scores(samples), len(self.labels))
-        return [self._mark(text, each, logs) for (text, _), each, (_, logs) in zip(texts, spans, found, strict=False)]
+        return [self._mark(text, logs_WL) for (text, _), (_, logs_WL) in zip(texts, found, strict=False)]
 
-    def _mark(self, text: str, spans: Any, logs_WL: Any) -> Marked:
-        tags, found = decode_tags(logs_WL, self.labels), list[Span]()
+    def _mark(self, text: str, logs_WL: np.ndarray) -> Marked:
+        tags, spans, found = decode_tags(logs_WL, self.labels), word_spans(text), list[Span]()
         for kind, first, end in entities(tags, scheme_of(self.labels)):
             if kind == OUTSIDE:
                 continue
@@ -258,19 +261,14 @@ def answer_report(
     if may_lack is None:  # of an imported model
         may_lack = any(not row.answers for row in rows)
     found = best_answers(rows, scores, longest=options.max_answer, may_lack=may_lack)
-    figures: dict[bool, list[tuple[float, ...]]] = {True: [], False: []}
-    for row, span in found:
-        answers = [text for text, _ in row.answers]
-        figures[bool(answers)].append(tuple(best_of(each, answers, span.text) for each in (answer_match, answer_f1)))
     report: dict[str, Any] = {"examples": len(rows), "questions": len(found)}
-    parts = {"": [*figures[True], *figures[False]]}
-    if figures[False]:
-        parts |= {"answerable_": figures[True], "unanswerable_": figures[False]}
-    for prefix, values in parts.items():
-        if values:
-            report |= zip(
-                (f"{prefix}exact_match", f"{prefix}f1"), (100 * np.mean(values, axis=0)).tolist(), strict=True
-            )
+    has_answer_N = np.array([bool(row.answers) for row, _ in found])
+    parts = {"": np.ones_like(has_answer_N)}
+    if not has_answer_N.all():
+        parts |= {"answerable_": has_answer_N, "unanswerable_": ~has_answer_N}
+    for name, measure in (("exact_match", answer_match), ("f1", answer_f1)):
+        values = [best_of(measure, [text for text, _ in row.answers], span.text) for row, span in found]
+        report |= {f"{part}{name}": 100 * float(np.mean(values, where=of)) for part, of in parts.items() if of.any()}
     losses, right = [], []
     for row, logits_c2 in zip(rows, scores, strict=True):
         borders = [int((row.marks[row.marks != UNMARKED] & bit).argmax()) for bit in (1, 2)]

@@ -89,6 +89,7 @@ class LabelledObjective(Objective):
 
     def __init__(self, options: Any, context: ObjectiveContext) -> None:
         super().__init__(options, context)
+        self.swaps_pairs = getattr(options, "swap_pairs", False)
         if options.word_dropout:
             excluded = np.flatnonzero(context.special_V)
             self.drop = WordDropout(options.word_dropout, context.special_ids, excluded=excluded, roles=MASK_FIRST)
@@ -99,7 +100,7 @@ class LabelledObjective(Objective):
         if images is not None:
             return bool(images.augment)
         options = self.options
-        return bool(options.word_dropout or options.swap_pairs) or self.context.padding == "random"
+        return bool(options.word_dropout or self.swaps_pairs) or self.context.padding == "random"
 
     def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
         """One batch of `Example` or `ImageExample`; `labels` is None when the first sample has none.
@@ -116,12 +117,12 @@ class LabelledObjective(Objective):
         return replace(batch, labels=labels)
 
     def label_count(self, batch: Batch) -> dict[str, int]:
-        """{term: examples of this host batch, B; decisions on labels, B L}."""
+        """{term: examples of this host batch}."""
         assert batch.labels is not None
-        return {self.head.kind: batch.labels.numel()}
+        return {self.head.kind: len(batch.labels)}
 
     def _texts(self, examples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool) -> Batch:
-        if training and self.options.swap_pairs:
+        if training and self.swaps_pairs:
             chosen = rng.random(len(examples)) < SWAPPED_SHARE
             special_ids = self.context.special_ids
             examples = [
@@ -174,11 +175,6 @@ class Classification(LabelledObjective):
             rng=rng,
         )
         return replace(batch, pixel_values=pixels, labels=labels)
-
-    def label_count(self, batch: Batch) -> dict[str, int]:
-        """{term: examples of this host batch}."""
-        assert batch.labels is not None
-        return {self.head.kind: len(batch.labels)}
 
     def terms(self, output: Any, batch: Batch) -> LossResult:
         """One term. Metrics: nll_sum (neither smoothed nor weighted), correct and count.
@@ -245,6 +241,11 @@ class MultiLabel(LabelledObjective):
     predicts = "any of the labels of the example"
     metrics = ("loss", "accuracy", "f1_micro", "f1_macro")
 
+    def label_count(self, batch: Batch) -> dict[str, int]:
+        """{term: decisions on the labels of this host batch, B L}."""
+        assert batch.labels is not None
+        return {self.head.kind: batch.labels.numel()}
+
     def terms(self, output: Any, batch: Batch) -> LossResult:
         """One term, per decision. Metrics: nll_sum, correct (decisions) and count."""
         labels_BL = batch.labels
@@ -273,7 +274,6 @@ class MultiLabelOptions(CheckedOptions):
     kind: Literal["multi_label"] = "multi_label"
     word_dropout: float = 0.0  # share of the words hidden in training
     weight: float = 1.0  # factor of this loss
-    swap_pairs: ClassVar[bool] = False
     objective: ClassVar[type[Objective]] = MultiLabel
 
 

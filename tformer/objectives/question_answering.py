@@ -23,6 +23,7 @@ from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.options import require
 from tformer.nn.soft_targets import soft_cross_entropy
 from tformer.objectives.base import CheckedOptions, LossResult, Objective, Term
+from tformer.objectives.labelled import LabelledObjective
 from tformer.objectives.token_classification import TokenClassification
 
 IMPOSSIBLE = -1e9  # score of a token at which no answer starts or ends
@@ -37,11 +38,7 @@ class QuestionAnswering(TokenClassification):
     shown_metrics: ClassVar = {"exact_match": "exact match {:.2f}", "f1": "F1 {:.2f}"}
     predicts = "where the answer starts and where it ends"
     unused_keys = (*TokenClassification.unused_keys, "data.columns.text", "data.columns.label", "data.labels")
-
-    def label_count(self, batch: Batch) -> dict[str, int]:
-        """{term: windows of this host batch}."""
-        assert batch.labels is not None
-        return {self.head.kind: len(batch.labels)}
+    label_count = LabelledObjective.label_count  # windows
 
     def terms(self, output: Any, batch: Batch) -> LossResult:
         """One term. Metrics: nll_sum, correct (both borders) and count."""
@@ -83,7 +80,6 @@ class QuestionAnsweringOptions(CheckedOptions):
     unanswerable: bool | None = None  # whether a question may have no answer; null: whether one in the data has none
     word_dropout: float = 0.0  # this share of the tokens becomes [MASK] (or [UNK]) while training
     weight: float = 1.0  # factor of this loss
-    swap_pairs: ClassVar[bool] = False
     objective: ClassVar[type[Objective]] = QuestionAnswering
 
     def __post_init__(self) -> None:

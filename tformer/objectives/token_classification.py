@@ -92,5 +92,4 @@ class TokenClassificationOptions(CheckedOptions):
     label_smoothing: float = 0.0  # torch's: spread over all labels
     word_dropout: float = 0.0  # this share of the tokens becomes [MASK] (or [UNK]) while training
     weight: float = 1.0  # factor of this loss
-    swap_pairs: ClassVar[bool] = False
     objective: ClassVar[type[Objective]] = TokenClassification

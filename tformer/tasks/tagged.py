@@ -16,7 +16,7 @@ from tformer.data.sources.tagged import open_tagged
 from tformer.evaluation.classifier import GivenRows, labelled_head, plain_objective
 from tformer.evaluation.options import EvaluationOptions
 from tformer.evaluation.reports import VALIDATION_METRICS, report_lines
-from tformer.evaluation.spans import marked_scores, tag_report, word_spans
+from tformer.evaluation.spans import marked_scores, tag_report, words_of
 from tformer.loading import Loaded
 from tformer.metrics.tags import OUTSIDE, entities, scheme_of
 from tformer.objectives import build_objective
@@ -108,14 +108,16 @@ class Tagged(Task):
 
     def baselines(self, recipe: Recipe, train: MarkedTokens, valid: MarkedTokens) -> Baselines:
         """The most frequent tag for every word."""
-        found = constant_baselines("classes", recipe.data.labels, *map(word_labels, (train, valid)))["constant"]
+        rows: Any = train.rows, valid.rows
+        marks = [np.concatenate([row.marks for row in part]) for part in rows]
+        labels = (each[each != UNMARKED] for each in marks)
+        found = constant_baselines("classes", recipe.data.labels, *labels)["constant"]
         return {"constant": {name: found[name] for name in ("guess", "scores", "loss", "accuracy")}}
 
     def row_of(self, given: GivenExample) -> LabelledRow:
         """A given example, without labels."""
         given.require(needs="text", reader=self.description)
-        text = given.text or ""
-        return TaggedRow.of([text[start:end] for start, end in word_spans(text)], (), "--text")
+        return words_of(given.text or "", "--text")
 
     def survey(self, recipe: Recipe) -> Survey | None:
         return TagSurvey(sum(1 for source in self.open(recipe.data.train, recipe.data) for _ in source.rows()))
@@ -188,13 +190,6 @@ class Tagged(Task):
     def _tokenized(self, recipe: Recipe, sources: Sequence[Any], tokenizer: Tokenizer, work: Work) -> MarkedTokens:
         with work.part(f"tokenizing {sources[0].name}", unit="characters") as part:
             return self.tokens(recipe, sources, tokenizer, part)
-
-
-def word_labels(samples: MarkedTokens) -> np.ndarray:
-    """int64: the labels of all words."""
-    rows: Any = samples.rows
-    marks = np.concatenate([row.marks for row in rows])
-    return marks[marks != UNMARKED]
 
 
 def words_of_no_entity(row: TaggedRow) -> int:
