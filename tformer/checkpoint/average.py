@@ -181,8 +181,6 @@ def average_checkpoints(paths: Sequence[str | Path], out: str | Path, *, work: W
         {"name": checkpoint.path.name, "run": run and run.name, "step": checkpoint.step}
         for checkpoint, run in zip(checkpoints, runs, strict=True)
     ]
-    with files.storage_errors(target):
-        files.make_folders(target.absolute().parent)
     require_new(target)  # again: reading may have taken minutes
     write_checkpoint(
         target,

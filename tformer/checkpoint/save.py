@@ -153,7 +153,7 @@ def write_checkpoint(
         )
         files.write_durably(folder / files.MANIFEST, [manifest.to_json().encode("utf-8")])
 
-    files.require_space(target.parent, total)
+    files.require_room(target.parent, total)
     try:
         files.publish_directory(target, fill)
     except OSError as error:

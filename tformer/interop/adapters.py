@@ -177,8 +177,6 @@ def merge_adapters(
         raise InputError(f"{own.path} has no adapters: it is a whole model already", hint="no need to merge it")
     weights = {name: each.to(dtype) if each.is_floating_point() else each for name, each in checkpoint.each("weights")}
     files.require_writable_folder(out)
-    with files.storage_errors(out):
-        files.make_folders(out.absolute().parent)
     trainer = {"step": own.step, "merged": {"sha256": checkpoint.base.sha256}}
     write_checkpoint(out, own.step, CheckpointContents.derived(checkpoint, weights, trainer))
     return checkpoint

@@ -170,7 +170,6 @@ def export_checkpoint(
     needed = size + sum(map(len, map(_bytes, texts.values())))
     files.require_room(target, needed)
     with files.storage_errors(target, bytes_needed=needed):
-        files.make_folders(target.absolute().parent)
         require_new(target)  # again: reading may have taken minutes
         files.publish_directory(target, lambda folder: _fill(folder, tensors, shards, texts, work=work))
     return ExportReport(

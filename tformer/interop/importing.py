@@ -113,8 +113,6 @@ def import_folder(
     assert found == expected, (
         f"the table of {checkpoint.foreign.class_name} is wrong: {found.items() ^ expected.items()}"
     )
-    with files.storage_errors(target):
-        files.make_folders(target.absolute().parent)
     require_new(target)  # again: reading may have taken minutes
     write_checkpoint(target, checkpoint.step, CheckpointContents.derived(checkpoint, weights, checkpoint.trainer))
     return report

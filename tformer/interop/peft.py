@@ -203,7 +203,6 @@ def export_adapters(checkpoint: Checkpoint, out: Path) -> PeftReport:
         files.write_durably(folder / WEIGHTS, tensor_chunks(tensors))
 
     with files.storage_errors(out):
-        files.make_folders(out.absolute().parent)
         files.publish_directory(out, fill)
     return PeftReport(out, class_name, len(ranks), len(tensors), lora.weights)
 
@@ -348,8 +347,6 @@ def import_adapters(folder: Path, out: Path, *, base: str | None = None) -> Peft
         recipe_yaml=recipe_yaml,
         tied={alias: owner for alias, owner in tied.items() if owner not in model.base_names},
     )
-    with files.storage_errors(out):
-        files.make_folders(out.absolute().parent)
     write_checkpoint(out, 0, contents)
     return PeftReport(out, class_name, len(grouped), sum(map(len, grouped.values())) + len(whole))
 

@@ -96,7 +96,6 @@ def export_ctranslate2(
 
     files.require_writable_folder(target)
     with files.storage_errors(target):
-        files.make_folders(target.absolute().parent)
         files.publish_directory(target, fill)
     report = reports[0]
     return ExportReport(

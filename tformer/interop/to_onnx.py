@@ -106,7 +106,6 @@ def export_onnx(
 
     files.require_writable_folder(target)
     with files.storage_errors(target):
-        files.make_folders(target.absolute().parent)
         files.publish_directory(target, fill)
     return reports[0]
 

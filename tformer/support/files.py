@@ -434,9 +434,10 @@ def publish_directory(target: Path, fill: Callable[[Path], None]) -> None:
 
     `fill` writes durable files into the folder it is given. A folder that already stands at `target` is moved to
     `.old-<name>` for the moment between two renames, from where a scan still finds it.
-    Operating system errors pass through; the temporary is removed and the old folder is back in place.
-    Raises RunInUseError, and touches nothing, while another process fills it.
+    Folders above it are created. Operating system errors pass through; the temporary is removed and the old folder is
+    back in place. Raises RunInUseError, and touches nothing, while another process fills it.
     """
+    make_folders(target.absolute().parent)
     temporary = target.with_name(temporary_name(target))
     old = target.with_name(temporary_name(target, OLD))
     with _lock_of(temporary, target):  # else a process is still filling it

@@ -21,7 +21,7 @@ from markdown_it.token import Token
 
 from tformer.guide import FOLDER, LINK, TOPICS, anchor_of, read_topic, rewrite_links, sections
 from tformer.support.errors import InputError
-from tformer.support.files import make_folders, publish_directory, storage_errors, write_text
+from tformer.support.files import publish_directory, storage_errors, write_text
 from tformer.viz.page import render_page
 
 HOME = "index"
@@ -62,7 +62,6 @@ def write_site(folder: Path) -> list[str]:
         if foreign := next((path.name for path in found if not _is_page(path)), None):
             hint = "choose another folder with --html"
             raise InputError(f"{folder} is not empty (it holds {foreign})", hint=hint)
-        make_folders(folder.absolute().parent)
 
         def fill(target: Path) -> None:
             for name, page in pages.items():

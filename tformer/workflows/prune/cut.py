@@ -180,8 +180,6 @@ def write_pruned(
     tied = find_tied(weights)
     stored = {name: tensor for name, tensor in weights.items() if name not in tied}
     files.require_room(out, file_bytes(stored) + file_bytes(generator or {}))
-    with files.storage_errors(out):
-        files.make_folders(out.absolute().parent)
     require_new(out)  # it may have been made while measuring
     # The recipe of an imported model names no data; later commands must still find that out.
     imported = {key: value for key, value in checkpoint.trainer.items() if key == "imported"}
