@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from tformer.data.sources import files
 from tformer.data.sources.reading import Reading
+from tformer.data.sources.tables import table_format
 from tformer.decoding import lines as line_reader
-from tformer.decoding.lines import blocks, is_table, line_blocks, open_texts_or_pairs, row_blocks, text_blocks
+from tformer.decoding.lines import blocks, line_blocks, open_texts_or_pairs, row_blocks, text_blocks
 from tformer.evaluation.answers import AnswerFormat
 from tformer.recipe.sections import Columns
 from tformer.support.errors import InputError
@@ -23,7 +24,7 @@ from tformer.support.errors import InputError
 
 def texts_of(path, **options):
     options = {"pairs": False, "reading": Reading()} | options
-    if is_table(str(path), by_column=False):
+    if table_format(path) is not None:
         source = open_texts_or_pairs(str(path), **{"columns": Columns()} | options)
         return list(row_blocks(source.rows()))
     return list(text_blocks(str(path), **options))

@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.help import has_colours
-from tformer.cli.process import StopFlag
 from tformer.cli.report import DataOutput, console, data_output, show_notes
-from tformer.cli.workers import require_input_file, run_in_workers
+from tformer.cli.workers import answer_in_workers
 from tformer.evaluation.answers import AnswerFormat, ClassifyOptions
 from tformer.support.errors import InputError, visible
-from tformer.support.files import STANDARD_INPUT, refuse_to_replace
-from tformer.support.options import flag_words
-from tformer.workers.work import Job
+from tformer.support.files import STANDARD_INPUT
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from tformer.cli.process import StopFlag
     from tformer.data.sources.labelled import LabelledSource
     from tformer.evaluation.classifier import Classifier
     from tformer.loading import Loaded
@@ -49,25 +47,20 @@ def classify(options: ClassifyOptions) -> None:
     """
     run = options.run
     options.check()
-    refuse_to_replace(options.output, options.files)
-    require_input_file(options.devices, options.input_path)
-    with StopFlag() as flag:
 
-        def answer(worker: Worker) -> None:
-            from tformer.evaluation.spans import reader_of
-            from tformer.workers.work import Work
+    def answer(worker: Worker, flag: StopFlag) -> None:
+        from tformer.evaluation.spans import reader_of
+        from tformer.workers.work import Work
 
-            with data_output(options.output, worker) as output:
-                loaded = worker.in_turn(lambda: _load(run, options))  # the first compiles kernels for all
-                show_notes([f"classifying with {loaded.path}", *loaded.notes], dim=True)
-                classifier = reader_of(loaded)(
-                    loaded, batch_size=options.batch_size, views=options.views, work=Work(should_stop=flag.should_stop)
-                )
-                options.check_model(classifier)
-                _Session(classifier, options, flag, output).run()
+        with data_output(options.output, worker) as output:
+            loaded = worker.in_turn(lambda: _load(run, options))  # the first compiles kernels for all
+            show_notes([f"classifying with {loaded.path}", *loaded.notes], dim=True)
+            work = Work(should_stop=flag.should_stop)
+            classifier = reader_of(loaded)(loaded, batch_size=options.batch_size, views=options.views, work=work)
+            options.check_model(classifier)
+            _Session(classifier, options, flag, output).run()
 
-        job = Job(answer, ["classify", *flag_words(options)])
-        run_in_workers(lambda _: job, devices=options.devices, device=options.device, stop=flag)
+    answer_in_workers("classify", options, answer)
 
 
 def _load(run: str | None, options: ClassifyOptions) -> Loaded:
@@ -116,11 +109,10 @@ class _Session:
             console.print(f"{cut:,} of {done:,} texts are longer than {length} tokens and were cut", markup=False)
 
     def _open_table(self) -> LabelledSource | None:
-        from tformer.decoding.lines import is_table, open_texts_or_pairs
+        from tformer.decoding.lines import open_texts_or_pairs
 
         options, path = self.options, self.options.input_path or STANDARD_INPUT
-        by_column = any((options.text_column, options.text2_column, options.delimiter))
-        if options.text is not None or not is_table(path, by_column=by_column):
+        if options.text is not None or not options.reads_table:
             return None
         columns = options.columns(self.classifier.columns)
         source = open_texts_or_pairs(path, pairs=self.pairs, columns=columns, reading=options.reading)

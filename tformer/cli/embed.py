@@ -10,18 +10,17 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from tformer.cli.command import examples, takes_options
-from tformer.cli.process import StopFlag
 from tformer.cli.report import console, data_output, progress_reporter, show_notes
-from tformer.cli.workers import require_input_file, run_in_workers
+from tformer.cli.workers import answer_in_workers
 from tformer.evaluation.vector_options import NPY, EmbedOptions
 from tformer.support.errors import InputError
 from tformer.support.files import STANDARD_INPUT, refuse_to_replace, require_writable
-from tformer.support.options import flag_words
-from tformer.workers.work import Job, Work
+from tformer.workers.work import Work
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from tformer.cli.process import StopFlag
     from tformer.data.sources.tables import LabelledRow
     from tformer.decoding.lines import Text
     from tformer.loading import Loaded
@@ -43,27 +42,23 @@ def embed(options: EmbedOptions) -> None:
     model, for `tformer search`.
     """
     options.check_command()
-    refuse_to_replace(options.output, options.files)
-    require_input_file(options.devices, options.input_path)
-    with StopFlag() as flag:
 
-        def answer(worker: Worker) -> None:
-            from tformer.evaluation.embed import load_for_vectors
+    def answer(worker: Worker, flag: StopFlag) -> None:
+        from tformer.evaluation.embed import load_for_vectors
 
-            to_index = options.ending == NPY
-            loaded, sha256 = worker.in_turn(lambda: load_for_vectors(options.run, options, hashed=to_index))
-            show_notes([f"embedding with {loaded.path}", *loaded.notes], dim=True)
-            session = _Session(options, loaded, Work(progress_reporter, flag.should_stop, group=worker))
-            if to_index and options.output is not None:
-                session.write_index(options.output, sha256)
-            else:
-                session.write_rows()
-            if session.cut:
-                length = loaded.recipe.seq_len
-                console.print(f"{session.cut:,} texts are longer than {length} tokens and were cut", markup=False)
+        to_index = options.ending == NPY
+        loaded, sha256 = worker.in_turn(lambda: load_for_vectors(options.run, options, hashed=to_index))
+        show_notes([f"embedding with {loaded.path}", *loaded.notes], dim=True)
+        session = _Session(options, loaded, Work(progress_reporter, flag.should_stop, group=worker))
+        if to_index and options.output is not None:
+            session.write_index(options.output, sha256)
+        else:
+            session.write_rows()
+        if session.cut:
+            length = loaded.recipe.seq_len
+            console.print(f"{session.cut:,} texts are longer than {length} tokens and were cut", markup=False)
 
-        job = Job(answer, ["embed", *flag_words(options)])
-        run_in_workers(lambda _: job, devices=options.devices, device=options.device, stop=flag)
+    answer_in_workers("embed", options, answer)
 
 
 class _Session:
@@ -76,12 +71,10 @@ class _Session:
     def __init__(self, options: EmbedOptions, loaded: Loaded, work: Work) -> None:
         from tformer.data.sources.columns import parse_column
         from tformer.data.sources.labelled import open_texts
-        from tformer.decoding.lines import is_table
 
         self.options, self.loaded, self.work, self.cut = options, loaded, work, 0
         self.path, self.source = options.input_path or STANDARD_INPUT, None
-        by_column = options.text_column is not None or options.delimiter is not None
-        if options.text is None and is_table(self.path, by_column=by_column):
+        if options.text is None and options.reads_table:
             column, trained = parse_column(options.text_column), loaded.recipe.data.columns.text
             self.source = open_texts(self.path, column=column, trained=trained, reading=options.reading)
             show_notes(self.source.notes)

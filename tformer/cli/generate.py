@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tformer.cli.command import examples, takes_options
-from tformer.cli.process import StopFlag
 from tformer.cli.report import data_output
-from tformer.cli.workers import require_input_file, run_in_workers
+from tformer.cli.workers import answer_in_workers
 from tformer.decoding.options import GenerateOptions
-from tformer.support.files import refuse_to_replace
-from tformer.support.options import flag_words
-from tformer.workers.work import Job
 
 if TYPE_CHECKING:
+    from tformer.cli.process import StopFlag
     from tformer.workers.worker import Worker
 
 EPILOG = examples(
@@ -43,15 +40,11 @@ def generate(options: GenerateOptions) -> None:
     with their probabilities and the resulting texts.
     """
     options.check()
-    refuse_to_replace(options.output, options.files)
-    require_input_file(options.devices, options.input_path)
-    with StopFlag() as flag:
 
-        def answer(worker: Worker) -> None:
-            from tformer.cli.generate_run import run
+    def answer(worker: Worker, flag: StopFlag) -> None:
+        from tformer.cli.generate_run import run
 
-            with data_output(options.output, worker) as output:
-                run(options, flag, output, worker)
+        with data_output(options.output, worker) as output:
+            run(options, flag, output, worker)
 
-        job = Job(answer, ["generate", *flag_words(options)])
-        run_in_workers(lambda _: job, devices=options.devices, device=options.device, stop=flag)
+    answer_in_workers("generate", options, answer)

@@ -6,25 +6,34 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tformer.cli.process import StopFlag
 from tformer.cli.report import console, spinner
 from tformer.support.errors import InputError, Interrupted, TformerError
-from tformer.support.files import STANDARD_INPUT
+from tformer.support.files import STANDARD_INPUT, refuse_to_replace
+from tformer.support.options import flag_words
 from tformer.workers.work import Job
 
 if TYPE_CHECKING:
     from tformer.workers.worker import Failure, Worker
 
 
-def require_input_file(devices: str | None, path: str | None) -> None:
-    """Raise InputError for `--devices` without a file of lines that the processes can divide."""
-    if devices is not None and path in (None, STANDARD_INPUT):
+def answer_in_workers(command: str, options: Any, answer: Callable[[Worker, StopFlag], None]) -> None:
+    """Answer the inputs of a command, whose checked options these are, in one process or in several.
+
+    Raises InputError for an output in the place of an input, and for `--devices` without a file of lines that the
+    processes can divide.
+    """
+    refuse_to_replace(options.output, options.files)
+    if options.devices is not None and options.input_path in (None, STANDARD_INPUT):
         raise InputError(
             "--devices needs --input FILE, whose lines the processes divide",
             hint="standard input can be read by one process only",
         )
+    with StopFlag() as flag:
+        job = Job(lambda worker: answer(worker, flag), [command, *flag_words(options)])
+        run_in_workers(lambda _: job, devices=options.devices, device=options.device, stop=flag)
 
 
 def refuse_standard_input(devices: str | None, *paths: str | None) -> None:

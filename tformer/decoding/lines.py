@@ -22,7 +22,7 @@ from tformer.data.sources.files import MAX_ROW_CHARACTERS, decode_text, read_byt
 from tformer.data.sources.labelled import LabelledSource, open_labelled
 from tformer.data.sources.pairs import with_prefix
 from tformer.data.sources.reading import Reading
-from tformer.data.sources.tables import LabelledRow, table_format
+from tformer.data.sources.tables import LabelledRow
 from tformer.decoding.sentences import Places, SentenceReader
 from tformer.recipe.sections import Columns, SourceSpec
 from tformer.support.errors import InputError
@@ -109,11 +109,6 @@ def text_blocks(path: str, *, pairs: bool | None, reading: Reading) -> Iterator[
         else:
             yield [(line, None) for line in lines]
         number += len(lines)
-
-
-def is_table(path: str, *, by_column: bool) -> bool:
-    """Whether an input is a table: by its ending, or because the user named a column or a delimiter."""
-    return by_column or (path != STANDARD_INPUT and table_format(Path(path)) is not None)
 
 
 def open_texts_or_pairs(path: str, *, pairs: bool | None, columns: Columns, reading: Reading) -> LabelledSource:

@@ -279,14 +279,6 @@ class GenerateOptions(ReadsTexts):
         return flags
 
     @property
-    def reads_table(self) -> bool:
-        """Whether the input is a table."""
-        from tformer.data.sources.tables import table_format
-
-        by_column = self.text_column is not None or self.delimiter is not None
-        return by_column or table_format(Path(self.input_path or "")) is not None
-
-    @property
     def files(self) -> list[str]:
         """The files that are read, as they were written; `-`: standard input."""
         texts = "-" if self.prompt is None and self.input_path is None else self.input_path
