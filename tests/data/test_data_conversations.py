@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tformer.data.batching.windows import LmWindows
-from tformer.data.shards.chat_tokens import LEARNED, chat_corpus
+from tformer.data.shards.chat_tokens import LEARNED, marked_corpus, marked_ids
 from tformer.data.sources.conversations import Conversation, open_conversations
 from tformer.data.sources.reading import Reading
 from tformer.recipe.sections import SourceSpec
@@ -36,6 +36,10 @@ def write(path: Path, rows: list[Any]) -> Path:
 def read(path: Path, **options: Any) -> list[Conversation]:
     [source] = open_conversations((SourceSpec(path=str(path)),), **options)
     return list(source.rows())
+
+
+def chat_corpus(source: Any, template: ChatTemplate, **options: Any) -> Any:
+    return marked_corpus(source, lambda row: [marked_ids(row, template)], key="", **options)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from tformer.data.shards.chat_tokens import LEARNED, SECOND, WholeDocuments, marked_corpus
-from tformer.data.sources.preferences import Preference, open_preferences
+from tformer.data.sources.conversations import open_conversations
+from tformer.data.sources.preferences import Preference, PreferenceTable
 from tformer.data.sources.reading import Reading
 from tformer.recipe.sections import SourceSpec
 from tformer.support.errors import InputError
@@ -40,7 +41,7 @@ def spec(path: Path) -> list[SourceSpec]:
 def read(tmp_path: Path, *rows: Any, **reading: Any) -> list[Preference]:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-    [source] = open_preferences(spec(path), reading=Reading(**reading))
+    [source] = open_conversations(spec(path), kind=PreferenceTable, reading=Reading(**reading))
     found: list[Any] = list(source.rows())
     return found
 
@@ -60,7 +61,7 @@ def test_texts_and_messages_of_parquet_are_those_of_jsonl(tmp_path: Path) -> Non
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     for row in (TEXTS, {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}):
         parquet.write_table(pa.Table.from_pylist([row, row]), tmp_path / "rows.parquet")
-        [source] = open_preferences(spec(tmp_path / "rows.parquet"))
+        [source] = open_conversations(spec(tmp_path / "rows.parquet"), kind=PreferenceTable)
         found: list[Any] = list(source.rows())
         [one] = read(tmp_path, row)
         assert [(each.prompt, each.chosen, each.rejected) for each in found] == [
@@ -97,7 +98,7 @@ def test_of_conversations_the_answers_from_the_first_different_one_are_marked(to
 def corpus_of(tmp_path: Path, tokenizer: Tokenizer, rows: list[Any], **options: Any) -> Any:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    [source] = open_preferences(spec(path))
+    [source] = open_conversations(spec(path), kind=PreferenceTable)
     facts: dict[str, Any] = {"key": "k", "seq_len": 30, "overlong": "drop", "kind": WholeDocuments, **options}
     encode = partial(marked_sides, tokenizer=tokenizer, template=partial(ChatTemplate, tokenizer))
     return marked_corpus(source, encode, unit="preferences", **facts)
@@ -116,7 +117,7 @@ def test_a_template_is_made_once_for_all_rows(
     path.write_text((json.dumps({"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}) + "\n") * 5)
     sections = {"tokenizer": SimpleNamespace(chat_template=None), "data": SimpleNamespace(overlong="drop")}
     recipe: Any = SimpleNamespace(seq_len=60, **sections)
-    [source] = open_preferences(spec(path))
+    [source] = open_conversations(spec(path), kind=PreferenceTable)
     assert len(Preferences().corpus(source, tokenizer, recipe, QUIET).document_offsets) == 6 and len(made) == 1
 
 
@@ -177,4 +178,4 @@ def test_a_wrong_row_is_one_line(case: str, tmp_path: Path) -> None:
 def test_only_jsonl_and_parquet_are_read(tmp_path: Path) -> None:
     (tmp_path / "rows.tsv").write_text("prompt\tchosen\trejected\na\tb\tc\n")
     with pytest.raises(InputError, match=r"read from \.jsonl and \.parquet files"):
-        open_preferences(spec(tmp_path / "rows.tsv"))
+        open_conversations(spec(tmp_path / "rows.tsv"), kind=PreferenceTable)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from tformer.data.batching.windows import LmWindows, Packing, Windows
-from tformer.data.shards.chat_tokens import chat_corpus, marked_ids
+from tformer.data.shards.chat_tokens import marked_corpus, marked_ids
 from tformer.data.shards.corpus import Example, TokenCorpus
-from tformer.data.sources.conversations import Conversation, ConversationSource, open_conversations
+from tformer.data.sources.conversations import (
+    Conversation,
+    ConversationSource,
+    ConversationTable,
+    open_conversations,
+)
 from tformer.evaluation.options import READING
 from tformer.objectives.base import ObjectiveContext
 from tformer.recipe.recipe import Recipe
@@ -25,20 +30,27 @@ from tformer.workers.work import Work
 
 
 class Chat(MaskedText):
-    """Conversations, or texts of which all is learned; like masked text measured by the objective."""
+    """Conversations, or texts of which all is learned; like masked text measured by the objective.
+
+    Attributes: `unit`, what rows are; `table`, how they are read; `tokens`, the kind of their corpus.
+    """
 
     description = "a model that answers messages"
     options = READING | {"seq_len"}
     tokenizer_texts = "chat"
     row_keys: ClassVar[RowKeys] = ()
+    unit: ClassVar[str] = "conversations"
+    table: ClassVar[type[ConversationTable]] = ConversationTable
+    tokens: ClassVar[type[TokenCorpus]] = TokenCorpus
 
     def open(
         self, specs: Sequence[SourceSpec], data: Data | ChosenData, recipe: Recipe
     ) -> Sequence[ConversationSource]:
         """Errors: no data, a file of no known format."""
         if not specs:
-            raise InputError("chat has no built-in data", hint="give conversations: --data FILE.jsonl")
-        return open_conversations(specs, format=recipe.data.format, reading=data.reading)
+            kind = recipe.objectives[0].kind
+            raise InputError(f"{kind} has no built-in data", hint=f"give {self.unit}: --data FILE.jsonl")
+        return open_conversations(specs, format=recipe.data.format, kind=self.table, reading=data.reading)
 
     def resolved(self, recipe: Recipe, sources: Sequence[Any], tokenizer: Tokenizer) -> Recipe:
         """With the template, and the tokens that end an answer, at which generation stops."""
@@ -52,11 +64,19 @@ class Chat(MaskedText):
             }
         )
 
+    def encoder(self, tokenizer: Tokenizer, recipe: Recipe) -> tuple[Callable[[Any], Sequence[np.ndarray]], str]:
+        """(function of a row that gives the marked ids of its sequences, key of what it depends on)."""
+        template = ChatTemplate(tokenizer, recipe.tokenizer.chat_template)
+        return lambda row: [marked_ids(row, template)], f"{tokenizer.sha256} {template.source}"
+
     def corpus(self, source: Any, tokenizer: Tokenizer, recipe: Recipe, work: Work) -> TokenCorpus:
-        """The conversations of a source, those that are too long left out or cut. Errors: none is left."""
-        template, overlong = ChatTemplate(tokenizer, recipe.tokenizer.chat_template), recipe.data.overlong
-        with work.part(f"tokenizing {source.name}", unit="conversations") as part:
-            found = chat_corpus(source, template, seq_len=recipe.seq_len, overlong=overlong, work=part)
+        """The rows of a source, those that are too long left out or cut. Errors: none is left."""
+        (encode, key), overlong = self.encoder(tokenizer, recipe), recipe.data.overlong
+        with work.part(f"tokenizing {source.name}", unit=self.unit) as part:
+            found = marked_corpus(
+                source, encode, key=key, seq_len=recipe.seq_len, overlong=overlong, unit=self.unit, kind=self.tokens,
+                work=part,
+            )  # fmt: skip
         note_bad_rows([source], work)
         return found
 

@@ -13,10 +13,9 @@ import numpy as np
 from tformer.build import build_model
 from tformer.data.batching.windows import LmWindows, Windows
 from tformer.data.encoding import encode_prompt
-from tformer.data.shards.chat_tokens import LEARNED, SECOND, WholeDocuments, marked_corpus
-from tformer.data.shards.corpus import Example, TokenCorpus
-from tformer.data.sources.conversations import ConversationSource
-from tformer.data.sources.preferences import KEYS, Preference, open_preferences
+from tformer.data.shards.chat_tokens import LEARNED, SECOND, WholeDocuments
+from tformer.data.shards.corpus import Example
+from tformer.data.sources.preferences import KEYS, Preference, PreferenceTable
 from tformer.decoding.prompts import encode_continuation
 from tformer.interop.adapters import base_of
 from tformer.loading import Loaded, load_weights
@@ -24,9 +23,8 @@ from tformer.nn.init import NoDraws
 from tformer.objectives.base import ObjectiveContext
 from tformer.objectives.dpo import Dpo
 from tformer.recipe.recipe import Recipe
-from tformer.recipe.sections import Data, SourceSpec
 from tformer.support.errors import InputError
-from tformer.tasks.base import ChosenData, GivenExample, HeldOut, RowKeys, Tokenizers, note_bad_rows
+from tformer.tasks.base import ChosenData, GivenExample, HeldOut, RowKeys, Tokenizers
 from tformer.tasks.chat import Chat
 from tformer.tasks.text import Corpora
 from tformer.tokenizer import Tokenizer
@@ -40,31 +38,19 @@ class Preferences(Chat):
     description = "a model of preferences"
     tokenizer_texts = "preferences"
     row_keys: ClassVar[RowKeys] = (KEYS,)
-
-    def open(
-        self, specs: Sequence[SourceSpec], data: Data | ChosenData, recipe: Recipe
-    ) -> Sequence[ConversationSource]:
-        if not specs:
-            raise InputError("dpo has no built-in data", hint="give preferences: --data FILE.jsonl")
-        return open_preferences(specs, reading=data.reading)
+    unit = "preferences"
+    table = PreferenceTable
+    tokens = WholeDocuments
 
     def resolved(self, recipe: Recipe, sources: Sequence[Any], tokenizer: Tokenizer) -> Recipe:
         """With what chat needs where the first row has messages."""
         has_messages = any(row.prompt is None for source in sources[:1] for row in islice(source.rows(), 1))
         return super().resolved(recipe, sources, tokenizer) if has_messages else recipe
 
-    def corpus(self, source: Any, tokenizer: Tokenizer, recipe: Recipe, work: Work) -> TokenCorpus:
-        """The preferences of a source, those that are too long left out or cut. Errors: none is left."""
+    def encoder(self, tokenizer: Tokenizer, recipe: Recipe) -> tuple[Callable[[Any], Sequence[np.ndarray]], str]:
         name = recipe.tokenizer.chat_template
         template = cache(partial(ChatTemplate, tokenizer, name))  # made once, and not for texts
-        encode, key = partial(marked_sides, tokenizer=tokenizer, template=template), f"{tokenizer.sha256} {name}"
-        with work.part(f"tokenizing {source.name}", unit="preferences") as part:
-            found = marked_corpus(
-                source, encode, key=key, seq_len=recipe.seq_len, overlong=recipe.data.overlong, unit="preferences",
-                kind=WholeDocuments, work=part,
-            )  # fmt: skip
-        note_bad_rows([source], work)
-        return found
+        return partial(marked_sides, tokenizer=tokenizer, template=template), f"{tokenizer.sha256} {name}"
 
     def cut(
         self, recipe: Recipe, corpora: Corpora, tokenizer: Tokenizer, *, room: int | None, moves: bool = True

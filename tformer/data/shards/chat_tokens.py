@@ -18,10 +18,8 @@ from tformer.workers.work import QUIET, Work
 
 LEARNED = 1 << 31
 """Added to the ids of answers in a corpus: no vocabulary has as many entries."""
-
-
 SECOND = 1 << 30
-"""Added to the first id of the second sequence of a document: no vocabulary has as many entries."""
+"""Added to the first id of the second sequence of a document."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +61,6 @@ def marked_ids(conversation: Conversation, template: ChatTemplate) -> np.ndarray
         ids, answers = np.array(found.ids, dtype=np.int64), found.answers
     answers[:1] = False
     return ids + LEARNED * answers
-
-
-def chat_corpus(source: ConversationSource, template: ChatTemplate, **options: Any) -> TokenCorpus:
-    """The conversations that have an answer within seq_len + 1 ids. options, errors: of `marked_corpus`."""
-    key = f"{template.tokenizer.sha256} {template.source}"
-    return marked_corpus(source, lambda row: [marked_ids(row, template)], key=key, **options)
 
 
 def marked_corpus(

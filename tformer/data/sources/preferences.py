@@ -7,20 +7,11 @@ messages    {"prompt": [message, ...], "chosen": [message, ...], "rejected": [me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tformer.data.sources.conversations import (
-    ConversationSource,
-    ConversationTable,
-    checked_message,
-    open_conversations,
-    read_record,
-    turns,
-)
-from tformer.data.sources.files import SourceSpec
-from tformer.data.sources.reading import Reading
+from tformer.data.sources.conversations import ConversationTable, checked_message, read_record, turns
 from tformer.data.sources.tables import text_value
 from tformer.support.errors import InputError
 
@@ -89,8 +80,3 @@ def _values(record: Mapping[str, Any], place: str) -> list[Any]:
 
 def _messages(given: list[Any], place: str) -> list[dict[str, Any]]:
     return [checked_message(each, f"{place}: message {number}") for number, each in enumerate(given, 1)]
-
-
-def open_preferences(specs: Sequence[SourceSpec], *, reading: Reading = Reading()) -> list[ConversationSource]:
-    """One source per entry. Raises InputError for what cannot be read, and a file that is neither jsonl nor Parquet."""
-    return open_conversations(specs, kind=PreferenceTable, reading=reading)
