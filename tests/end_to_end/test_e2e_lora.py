@@ -240,12 +240,22 @@ def test_adapters_on_adapters_are_refused(adapt: Cli, cli: Cli, text_file: Path)
     assert "tformer merge" in outcome.err
 
 
-@pytest.mark.parametrize("words", [("--lora", 8), ("--set", "lora.dora=true"), ("--set", "lora=null")])
-def test_a_run_is_not_resumed_with_other_adapters(words: tuple[object, ...], adapt: Cli) -> None:
+@pytest.mark.parametrize(
+    ("words", "key", "has", "sets"),
+    [
+        (("--lora", 8), "rank", "4", "8"),
+        (("--set", "lora.dora=true"), "dora", "False", "True"),
+        (("--set", "lora.dropout=0.1"), "dropout", "0.0", "0.1"),
+        (("--set", "lora=null"), "rank", "4", "none"),
+    ],
+)
+def test_a_run_is_not_resumed_with_other_adapters(
+    words: tuple[object, ...], key: str, has: str, sets: str, adapt: Cli
+) -> None:
     adapt("--out", "run", "--max-steps", 2)
     before = Path("run/recipe.yaml").read_text()
     outcome = adapt("--resume", "--out", "run", *words)
-    assert outcome.code == 2 and "lora: the run in run has LoRA of rank 4" in outcome.err
+    assert outcome.code == 2 and f"lora.{key}: the run in run has {has}, this command sets {sets}" in outcome.err
     assert Path("run/recipe.yaml").read_text() == before
 
 

@@ -108,16 +108,13 @@ class AdaptedCheckpoint(Checkpoint):
     def weights(self) -> dict[str, Tensor]:
         lora, model = self.own.recipe.lora, self._model
         assert lora is not None
-        own = self.own.ema() or {}
-        own = self.own.weights() | own
-        found = self.base.ema() or {}
-        found = (self.base.weights() | found if self.base.has("weights") else found) | own
+        own = self.own.weights() | (self.own.ema() or {})
+        found = self.base.weights() | (self.base.ema() or {}) | own
         state = {name: tensor for name, tensor in model.state_dict().items() if name not in model.tied_names()}
         if problems := differences(state, {name: found[name] for name in state if name in found}, aliases={}):
             raise InputError(f"{self.path}: the adapters do not fit {self.base.path}: {'; '.join(problems)}")
         kernels = find() if lora.weights == "int4" else None
-        matrices = dict(projections(model))
-        merged = {}
+        matrices, merged = projections(model), {}
         for name in self.specs("weights"):
             tensor = found.pop(name)
             tensor = tensor.float() if tensor.is_floating_point() else tensor

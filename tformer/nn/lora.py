@@ -201,7 +201,7 @@ def adapt(model: nn.Module, *, targets: Collection[str], train: Collection[str] 
     for parameter in model.parameters():
         parameter.requires_grad_(id(parameter) in trained)
     named = model.named_parameters(remove_duplicate=False)
-    frozen = frozenset(name for name, parameter in named if id(parameter) not in trained)
+    frozen = frozenset(name for name, parameter in named if not parameter.requires_grad)
     for linear, parts in found.values():
         chosen = [part for part in parts if part.name in targets]
         if chosen and id(linear.weight) not in trained:

@@ -76,14 +76,6 @@ class NoRows(OwnRows):
         super().__init__(lambda count: slice(0))
 
     @contextmanager
-    def constructing(self) -> Iterator[None]:
-        hook = register_module_parameter_registration_hook(cast("Any", _moved_to_meta))
-        try:
-            yield
-        finally:
-            hook.remove()
-
-    @contextmanager
     def whole(self, module: nn.Module) -> Iterator[None]:
         yield
 

@@ -124,12 +124,15 @@ class Contrastive(VectorObjective):
         }
 
 
+@dataclass(frozen=True)
 class VectorOptions(CheckedOptions):
     """Base class of the options of objectives on vectors. Raises ValueError for sizes and scales of 0 or less."""
 
-    scale: float
-    chunk_size: int | None
-    sizes: tuple[int, ...]
+    kind: str
+    scale: float = 20.0  # of cosines or their differences, the inverse of the temperature
+    chunk_size: int | None = None  # texts read at a time, to save memory (arXiv 2101.06983); null: all of a batch
+    sizes: tuple[int, ...] = ()  # the first n numbers of a vector are trained as vectors, too (arXiv 2205.13147)
+    weight: float = 1.0  # factor of this loss
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,8 +145,4 @@ class ContrastiveOptions(VectorOptions):
     """In-batch negatives: find the second text of each pair among those of the batch."""
 
     kind: Literal["contrastive"] = "contrastive"
-    scale: float = 20.0  # of cosines, the inverse of the temperature
-    chunk_size: int | None = None  # texts read at a time, to save memory (arXiv 2101.06983); null: all of a batch
-    sizes: tuple[int, ...] = ()  # the first n numbers of a vector are trained as vectors, too (arXiv 2205.13147)
-    weight: float = 1.0  # factor of this loss
     objective: ClassVar[type[Objective]] = Contrastive

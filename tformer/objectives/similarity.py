@@ -48,10 +48,6 @@ class SimilarityOptions(VectorOptions):
     kind: Literal["similarity"] = "similarity"
     loss: Literal["cosent", "cosine"] = "cosent"  # the order of the scores alone, or squared differences
     range: tuple[float, float] | None = None  # lowest and highest score, for cosine; null: they are cosines
-    scale: float = 20.0  # of the differences of cosines, for cosent
-    chunk_size: int | None = None  # texts read at a time, to save memory (arXiv 2101.06983); null: all of a batch
-    sizes: tuple[int, ...] = ()  # the first n numbers of a vector are trained as vectors, too (arXiv 2205.13147)
-    weight: float = 1.0  # factor of this loss
     objective: ClassVar[type[Objective]] = Similarity
 
     def __post_init__(self) -> None:

@@ -57,9 +57,8 @@ class BasePlaces:
         for drawn in dict.fromkeys(_owner(name) for name in sorted(new)):
             initialize(model.get_submodule(drawn), self._recipe.model.init)
         model.retie()
-        trained = {id(model.get_parameter(name)) for name in new}
         named = model.named_parameters(remove_duplicate=False)
-        model.base_names -= {name for name, each in named if id(each) in trained}
+        model.base_names -= {name for name, each in named if each.requires_grad}
         model.to(self._device)
 
 

@@ -113,8 +113,7 @@ class DataParallel(ProcessGroup):
         renamed = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
         options: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
         # A frozen base is equal in all processes already; a rounded matrix has no numbers that could be sent.
-        base = {id(each) for each in models.parameters() if not each.requires_grad}
-        names = [name for name, each in models.named_parameters(remove_duplicate=False) if id(each) in base]
+        names = [name for name, each in models.named_parameters(remove_duplicate=False) if not each.requires_grad]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(models, names)
         wrapped = DistributedDataParallel(
             models, find_unused_parameters=some_unused, gradient_as_bucket_view=True, **options

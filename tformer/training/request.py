@@ -20,7 +20,7 @@ from tformer.recipe.data_defaults import DataChoice, choose_by_data
 from tformer.recipe.followers import UNLIMITED_STEPS
 from tformer.recipe.overrides import DEFAULT
 from tformer.recipe.recipe import Embeddings, Recipe, Teacher, Tokenizer
-from tformer.recipe.sections import Columns, Lora, LoraBase
+from tformer.recipe.sections import Columns, LoraBase
 from tformer.recipe.sizes import DEFAULT_MINUTES, MOST_LENGTH, STACKS, ladder_of, sized
 from tformer.support.errors import InputError
 from tformer.support.files import RUNS
@@ -185,9 +185,11 @@ def _resume(options: TrainOptions, run: RunDirectory | None) -> Start:
             hint="leave the option out, or start another run with another --out",
         )
     elif checkpoint.recipe.lora != recipe.lora:
-        has, sets = _in_words(checkpoint.recipe.lora), _in_words(recipe.lora)
+        has, sets = ({} if each is None else each.model_dump() for each in (checkpoint.recipe.lora, recipe.lora))
+        key = next(key for key in has | sets if has.get(key) != sets.get(key))
         raise InputError(
-            f"lora: the run in {out} has {has}, this command sets {sets}",
+            f"lora.{key}: the run in {out} has {has.get(key, 'no adapters')}, this command sets "
+            f"{sets.get(key, 'none')}",
             hint="leave --lora and its settings out, or start another run with another --out",
         )
     base = open_base(recipe, beside=out) if checkpoint is None and recipe.lora is not None else None
@@ -205,15 +207,6 @@ def _resume(options: TrainOptions, run: RunDirectory | None) -> Start:
         weights=base,
         new_time=options.minutes is not None,
     )
-
-
-def _in_words(lora: Lora | None) -> str:
-    """What differs most between two sections, for a message."""
-    if lora is None:
-        return "no adapters"
-    kind = "DoRA" if lora.dora else "LoRA"
-    targets = ", ".join(lora.targets) or "all matrices"
-    return f"{kind} of rank {lora.rank}, alpha {lora.alpha:g}, on {targets} in {lora.weights}"
 
 
 def _on_base(recipe: Recipe, checkpoint: Checkpoint) -> Recipe:

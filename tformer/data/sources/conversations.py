@@ -56,7 +56,12 @@ def turns(role: str, value: Any) -> list[Any]:
     return value if isinstance(value, list) else [{"role": role, "content": value}]
 
 
-def checked_message(message: Any, place: str) -> dict[str, Any]:
+def checked_messages(given: Sequence[Any], place: str) -> list[dict[str, Any]]:
+    """Each as of `_checked_message`."""
+    return [_checked_message(each, f"{place}: message {number}") for number, each in enumerate(given, 1)]
+
+
+def _checked_message(message: Any, place: str) -> dict[str, Any]:
     """A message without keys of null, which Parquet has where others have a value. InputError for no message."""
     if isinstance(message, dict) and "from" in message:
         message = {"role": SENDERS.get(str(message["from"]), message["from"]), "content": message.get("value")}
@@ -111,7 +116,7 @@ class ConversationTable(Table):
                     for role, each in zip(("user", "assistant"), values, strict=False)
                     for turn in turns(role, each)
                 ]
-                messages = [checked_message(each, f"{place}: message {n}") for n, each in enumerate(given, 1)]
+                messages = checked_messages(given, place)
                 if all(message["role"] != "assistant" for message in messages):
                     raise InputError(f"{place}: no message of the role assistant, so there is no answer to learn")
                 texts = [message.get("content", "") for message in messages]

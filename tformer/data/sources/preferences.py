@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tformer.data.sources.conversations import ConversationTable, checked_message, read_record, turns
+from tformer.data.sources.conversations import ConversationTable, checked_messages, read_record, turns
 from tformer.data.sources.tables import text_value
 from tformer.support.errors import InputError
 
@@ -68,15 +68,11 @@ def _values(record: Mapping[str, Any], place: str) -> list[Any]:
         found = ", ".join(f"{key} {type(record[key]).__name__}" for key in KEYS if key in record)
         raise InputError(f"{place}: found {found}", hint=HINT)
     sides = []
-    before = [] if values[0] is None else _messages(turns("user", values[0]), f"{place}: prompt")
+    before = [] if values[0] is None else checked_messages(turns("user", values[0]), f"{place}: prompt")
     for key, side in zip(KEYS[1:], values[1:], strict=True):
-        messages = _messages(side, f"{place}: {key}")
+        messages = checked_messages(side, f"{place}: {key}")
         if not messages or messages[-1]["role"] != "assistant":
             raise InputError(f"{place}: '{key}' does not end with a message of the role assistant")
         is_whole = messages[0]["role"] != "assistant"  # with the prompt
         sides.append(messages if is_whole else [*before, *messages])
     return [None, *sides]
-
-
-def _messages(given: list[Any], place: str) -> list[dict[str, Any]]:
-    return [checked_message(each, f"{place}: message {number}") for number, each in enumerate(given, 1)]
