@@ -109,10 +109,10 @@ class _Session:
             console.print(f"{cut:,} of {done:,} texts are longer than {length} tokens and were cut", markup=False)
 
     def _open_table(self) -> LabelledSource | None:
-        from tformer.decoding.lines import open_texts_or_pairs
+        from tformer.decoding.lines import open_texts_or_pairs, reads_table
 
         options, path = self.options, self.options.input_path or STANDARD_INPUT
-        if options.text is not None or not options.reads_table:
+        if options.text is not None or not reads_table(options):
             return None
         columns = options.columns(self.classifier.columns)
         source = open_texts_or_pairs(path, pairs=self.pairs, columns=columns, reading=options.reading)

@@ -71,10 +71,11 @@ class _Session:
     def __init__(self, options: EmbedOptions, loaded: Loaded, work: Work) -> None:
         from tformer.data.sources.columns import parse_column
         from tformer.data.sources.labelled import open_texts
+        from tformer.decoding.lines import reads_table
 
         self.options, self.loaded, self.work, self.cut = options, loaded, work, 0
         self.path, self.source = options.input_path or STANDARD_INPUT, None
-        if options.text is None and options.reads_table:
+        if options.text is None and reads_table(options):
             column, trained = parse_column(options.text_column), loaded.recipe.data.columns.text
             self.source = open_texts(self.path, column=column, trained=trained, reading=options.reading)
             show_notes(self.source.notes)

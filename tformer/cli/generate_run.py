@@ -15,7 +15,15 @@ from tformer.data.sources.labelled import LabelledSource, open_texts
 from tformer.data.sources.tables import LabelledRow
 from tformer.decoding.completion import OnToken
 from tformer.decoding.fill_mask import Candidate, fill_mask
-from tformer.decoding.lines import WINDOW_BATCHES, LineWindow, place_of, prompt_window, prompt_windows, source_windows
+from tformer.decoding.lines import (
+    WINDOW_BATCHES,
+    LineWindow,
+    place_of,
+    prompt_window,
+    prompt_windows,
+    reads_table,
+    source_windows,
+)
 from tformer.decoding.options import GenerateOptions
 from tformer.decoding.output import (
     answer_cells,
@@ -82,7 +90,7 @@ def run(options: GenerateOptions, flag: StopFlag, output: DataOutput, worker: Wo
 
 def open_table(options: GenerateOptions, loaded: Loaded) -> LabelledSource | None:
     """The table of `--input`; None for lines."""
-    if not options.reads_table:
+    if not reads_table(options):
         return None
     columns, column = loaded.recipe.data.columns, parse_column(options.text_column)
     trained = columns.source if loaded.model.is_encoder_decoder else columns.text
@@ -295,7 +303,7 @@ class MaskFiller:
     def __init__(self, loaded: Loaded, options: GenerateOptions, flag: StopFlag, output: DataOutput) -> None:
         """Raises InputError for an option that has no meaning for masks, and for neither prompt nor input."""
         self.top = candidates_of_a_mask(options)
-        if options.prompt is None and options.input_path is None and not options.reads_table:
+        if options.prompt is None and options.input_path is None and not reads_table(options):
             raise InputError(
                 f"{loaded.path} fills masks, and there is none to fill", hint='for example --prompt "The [MASK] sat."'
             )

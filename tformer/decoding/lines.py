@@ -21,8 +21,8 @@ from typing import TypeVar
 from tformer.data.sources.files import MAX_ROW_CHARACTERS, decode_text, read_bytes
 from tformer.data.sources.labelled import LabelledSource, open_labelled
 from tformer.data.sources.pairs import with_prefix
-from tformer.data.sources.reading import Reading
-from tformer.data.sources.tables import LabelledRow
+from tformer.data.sources.reading import Reading, ReadsTexts
+from tformer.data.sources.tables import LabelledRow, table_format
 from tformer.decoding.sentences import Places, SentenceReader
 from tformer.recipe.sections import Columns, SourceSpec
 from tformer.support.errors import InputError
@@ -109,6 +109,12 @@ def text_blocks(path: str, *, pairs: bool | None, reading: Reading) -> Iterator[
         else:
             yield [(line, None) for line in lines]
         number += len(lines)
+
+
+def reads_table(options: ReadsTexts) -> bool:
+    """Whether the input of a command is a table: by its ending, or because a column or a delimiter was named."""
+    named = (options.text_column, getattr(options, "text2_column", None), options.delimiter)
+    return any(each is not None for each in named) or table_format(Path(options.input_path or "")) is not None
 
 
 def open_texts_or_pairs(path: str, *, pairs: bool | None, columns: Columns, reading: Reading) -> LabelledSource:

@@ -245,10 +245,12 @@ class GenerateOptions(ReadsTexts):
             from tformer.decoding.answer_table import output_format
 
             output_format(self.output, None)
-        if self.input_path is not None and self.num_samples > 1 and not (self.as_json or self.reads_table):
-            raise InputError(
-                f"--num-samples {self.num_samples} with --input would give several lines per prompt", hint="add --json"
-            )
+        if self.input_path is not None and self.num_samples > 1 and not self.as_json:
+            from tformer.decoding.lines import reads_table
+
+            if not reads_table(self):
+                found = f"--num-samples {self.num_samples} with --input would give several lines per prompt"
+                raise InputError(found, hint="add --json")
         check_quantize(self.quantize, self.precision)
         if self.compile == "on" and self.quantize != "none":
             raise InputError(

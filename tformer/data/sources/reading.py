@@ -12,7 +12,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tformer.support.errors import InputError
@@ -81,15 +80,6 @@ class ReadsTexts:
     def reading(self) -> Reading:
         """How texts are read. Raises InputError for an unknown encoding or delimiter."""
         return Reading(self.invalid_utf8, self.encoding, self.delimiter)
-
-    @property
-    def reads_table(self) -> bool:
-        """Whether the input is a table: by its ending, or because a column or a delimiter was named."""
-        from tformer.data.sources.tables import table_format
-
-        named = (self.text_column, getattr(self, "text2_column", None), self.delimiter)
-        is_named = any(each is not None for each in named)
-        return is_named or table_format(Path(self.input_path or "")) is not None
 
 
 class BadRows:
