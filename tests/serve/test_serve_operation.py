@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +172,48 @@ def test_short_jobs_do_not_wait_for_a_step_each_and_long_ones_do_not_keep_the_st
     owner.close()
 
 
+@pytest.mark.parametrize("is_left", [False, True])
+def test_everything_goes_on_beside_a_long_job_which_ends_when_nobody_waits(is_left: bool) -> None:
+    class Steps:
+        times: list[float] = []  # noqa: RUF012
+
+        def step(self) -> bool:
+            self.times.append(time.monotonic())
+            time.sleep(0.005)
+            return not over
+
+    owner, steps, over, spans = Owner(), Steps(), list[bool](), list[tuple[float, float]]()
+
+    def long(poll: Callable[[], bool]) -> None:
+        began, polls = time.monotonic(), 0
+        while polls < (10_000 if is_left else 10) and not poll():
+            time.sleep(0.02)
+            polls += 1
+        spans.append((began, time.monotonic()))
+
+    async def ask() -> None:
+        owner.put(lambda: owner.busy(steps))  # type: ignore[arg-type]
+        jobs = [asyncio.ensure_future(owner.call_long(long)) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        assert await owner.call(lambda: 3) == 3 and not spans
+        if is_left:
+            for job in jobs:
+                job.cancel()
+        await asyncio.wait(jobs)
+        assert await owner.call(lambda: 4) == 4
+
+    asyncio.run(ask())
+    over.append(True)
+    if is_left:
+        assert len(spans) == 1, "the second one did not begin"
+    else:
+        assert spans[0][1] <= spans[1][0]
+        for begin, end in spans:
+            inside = [at for at in steps.times if begin < at < end]
+            assert max(later - at for at, later in pairwise(inside)) < (end - begin) / 2 and len(inside) > 20
+    owner.close()
+
+
 # --- clients and signals ----------------------------------------------------------------------------------------------
 
 
@@ -221,6 +265,26 @@ def test_a_stream_begins_before_it_ends(busy: Server) -> None:
         if b"[DONE]" in part:
             break
     assert first < last / 2
+
+
+@pytest.mark.slow
+def test_a_stream_goes_on_while_a_token_is_looked_at(busy: Server) -> None:
+    frames: list[float] = []
+
+    def read(connection: socket.socket) -> None:
+        while part := connection.recv(1 << 16):
+            frames.extend([time.monotonic()] * part.count(b"data: "))
+
+    with raw_request(busy, LONG | {"stream": True}) as connection:
+        thread = threading.Thread(target=read, args=(connection,))
+        thread.start()
+        until(lambda: len(frames) > 5)
+        began = time.monotonic()
+        assert len(busy.ask("/look", ids=[3, 4] * 64, what="attribution")["scores"]) == 127
+        took = time.monotonic() - began
+        connection.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert sum(began + 0.25 * took < at < began + 0.75 * took for at in frames) > 10
 
 
 @pytest.mark.slow

@@ -87,6 +87,7 @@ def attribute(
     *,
     steps: int | None = None,
     went: Callable[[int], None] = lambda rows: None,
+    batch_tokens: int = BATCH_TOKENS,
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, int]:
     """(scores by method, fp64 [N, P]; F(x) and F(x'), fp64 [N]; points) of the methods that need no attention weights.
 
@@ -95,13 +96,14 @@ def attribute(
     measure: F, fp32 [N, B], of values [B, ...] in place of x.
     steps: number of points of integrated gradients; None: the first of STEPS whose gap is not large, else the last.
     went: called with the number of rows whose answers or gradients were computed.
+    batch_tokens: of the copies that run together.
 
     Raises NotFiniteError for outputs or gradients that are NaN or infinite.
     """
     real, base, count = subject.real, subject.baseline, len(subject.stays)
     shifts = {name: each - base[name] for name, each in real.items()}
     found: dict[str, np.ndarray] = {}
-    size, points = max(1, BATCH_TOKENS // count), 0
+    size, points = max(1, batch_tokens // count), 0
 
     def products(values: Values, weights_B: Tensor, factors: Values) -> np.ndarray:
         """fp64 [N, P]: dF/dx at these values, summed over rows with weights, times factors, summed over each place."""

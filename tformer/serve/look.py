@@ -15,12 +15,13 @@ from tformer.serve.openai import Document, token_text
 from tformer.serve.requests import LookRequest, RequestError, TokenizeRequest
 from tformer.serve.service import Call, Service, encoded
 from tformer.viz.attention.weights import Chosen, compute
-from tformer.workers.work import QUIET
+from tformer.workers.work import Work
 from tformer.workflows.attribution import attribute_inputs
 from tformer.workflows.lens import make_report
 
 MOST_TOKENS = {"attention": 512, "lens": 512, "attribution": 128}
 """Of a text that is looked at: attention keeps a matrix of each head, occlusion reads the text once for each token."""
+SLICE_TOKENS = 256  # that occlusion reads between two decoding steps of others
 DIGITS = 4
 
 
@@ -44,14 +45,14 @@ async def look(service: Service, body: LookRequest, call: Call) -> Document:
         raise RequestError(f"what: found {body.what!r}, of a text there is attribution", param="what")
     entry = service.models.find(body.model, "classify" if body.ids is None else "generate")
     call.model = entry.name
-    found = await service.on_model(entry, lambda run: _looked(run, body))
+    found = await service.on_model_in_slices(entry, lambda run, work: _looked(run, body, work))
     return {"model": call.model, "what": body.what, **found}
 
 
-def _looked(run: Served, body: LookRequest) -> Document:
+def _looked(run: Served, body: LookRequest, work: Work) -> Document:
     if body.ids is None:
-        assert body.text is not None
-        report = run.attribute(body.text, text2=body.text2, methods="occlusion")
+        options = AttributeOptions(text=body.text, text2=body.text2, methods="occlusion")
+        report = attribute_inputs(run, options, work, batch_tokens=SLICE_TOKENS)
         name = "encoder" if "encoder" in report.tokens else "decoder"
         scores = _rounded(report.scores["occlusion"][name][0])
         return {"target": report.targets[0], "tokens": list(report.tokens[name]), "scores": scores}
@@ -80,7 +81,7 @@ def _looked(run: Served, body: LookRequest) -> Document:
             "rank": lens.lens.rank[:, 0].tolist(),
         }
     options = AttributeOptions(text="", positions=str(last), methods="occlusion")
-    report = attribute_inputs(run, options, QUIET, reading=reading)
+    report = attribute_inputs(run, options, work, reading=reading, batch_tokens=SLICE_TOKENS)
     return found | {"scores": _rounded(report.scores["occlusion"]["decoder"][0][:-1])}
 
 

@@ -23,6 +23,7 @@ from tformer.serve.options import ServeOptions
 from tformer.serve.requests import MOST_ROWS, ChatRequest, RequestError, Sampling
 from tformer.serve.work import Generation, Owner
 from tformer.support.errors import InputError
+from tformer.workers.work import Work
 
 Result = TypeVar("Result")
 
@@ -80,6 +81,11 @@ class Service:
         """The result of a function of a model, in the thread of the models."""
         with self.models.used(entry):
             return await self.owner.call(lambda: function(self.models.get(entry)))
+
+    async def on_model_in_slices(self, entry: Entry, function: Callable[[Served, Work], Result]) -> Result:
+        """The same for long work, which polls `should_stop` between its slices: others go on meanwhile."""
+        with self.models.used(entry):
+            return await self.owner.call_long(lambda poll: function(self.models.get(entry), Work(should_stop=poll)))
 
     async def write(
         self,

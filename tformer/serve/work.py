@@ -10,6 +10,7 @@ import asyncio
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -20,6 +21,7 @@ from tformer.decoding.generate import generate
 from tformer.decoding.scheduler import Request, Scheduler, TokenEvent
 from tformer.decoding.settings import Generated, GenerationSettings
 from tformer.loading import Loaded
+from tformer.workers.work import ShouldStop
 
 Result = TypeVar("Result")
 
@@ -33,6 +35,7 @@ class Owner:
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any] | None]] = queue.SimpleQueue()
         self._live: list[Scheduler] = []
+        self._long: deque[Callable[[], None]] = deque()
         self._thread = threading.Thread(target=self._run, name="models", daemon=True)
         self._thread.start()
 
@@ -46,6 +49,34 @@ class Owner:
         """The result of a job, which does not begin once the caller is cancelled."""
         return await asyncio.wrap_future(self.put(job))
 
+    async def call_long(self, job: Callable[[ShouldStop], Result]) -> Result:
+        """The result of a long job, which polls the function that it gets: meanwhile everything else goes on.
+
+        The others take turns for as long as the job took since it last polled. True: the caller was cancelled, or the
+        thread ends. Long jobs run one after the other.
+        """
+        future: Future[Result] = Future()
+        is_cancelled, began = False, 0.0
+
+        def poll() -> bool:
+            nonlocal began
+            ends = 2 * time.monotonic() - began
+            while (goes_on := self._turn() and not is_cancelled) and self._live and time.monotonic() < ends:
+                pass
+            began = time.monotonic()
+            return not goes_on
+
+        def run() -> None:
+            nonlocal began
+            began = time.monotonic()
+            _settle(future, partial(job, poll))
+
+        self.put(partial(self._long.append, run))
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            is_cancelled = True
+
     def busy(self, scheduler: Scheduler) -> None:
         """Step a scheduler until it has no work left."""
         if scheduler not in self._live:
@@ -57,34 +88,48 @@ class Owner:
         self._thread.join(timeout=5)
 
     def _run(self) -> None:
-        while self._do_jobs():
-            for scheduler in list(self._live):
-                try:
-                    goes_on = scheduler.step()
-                except Exception as error:
-                    scheduler.close(error)
-                    goes_on = False
-                if not goes_on:
-                    self._live.remove(scheduler)
+        while self._turn():
+            if self._long:
+                self._long[0]()
+                self._long.popleft()
+
+    def _turn(self) -> bool:
+        """Run the jobs that wait, then a step of each scheduler. False: the thread ends."""
+        goes_on = self._do_jobs()
+        for scheduler in list(self._live):
+            try:
+                has_more = scheduler.step()
+            except Exception as error:
+                scheduler.close(error)
+                has_more = False
+            if not has_more:
+                self._live.remove(scheduler)
+        return goes_on
 
     def _do_jobs(self) -> bool:
-        """Run what waits, or what comes next where there is nothing to step. False: the thread ends."""
-        begun, is_idle = time.monotonic(), not self._live
+        """Run what waits, or what comes next where there is nothing else to do. False: the thread ends."""
+        begun, is_idle = time.monotonic(), not (self._live or self._long)
         while is_idle or time.monotonic() - begun < JOBS_SECONDS:
             try:
                 future, job = self._jobs.get(block=is_idle)
             except queue.Empty:
                 break
             if job is None:
+                self._jobs.put((future, job))  # a long job may have asked
                 return False
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(job())
-                except Exception as error:
-                    future.set_exception(error)
+            _settle(future, job)
             del future, job  # they may hold a model
             is_idle = False
         return True
+
+
+def _settle(future: Future[Result], job: Callable[[], Result]) -> None:
+    """Set the result of a job, or what it raises, unless nobody waits for it any more."""
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(job())
+        except Exception as error:
+            future.set_exception(error)
 
 
 class Generation:

@@ -14,7 +14,7 @@ from tformer.inside.answers import CLASSIFIERS, answer_id, answer_text
 from tformer.inside.attribution import STEPS, AttributionReport, Values, attribute, subject_of
 from tformer.inside.lens import OWN
 from tformer.inside.options import AttributeOptions
-from tformer.inside.patching import Question, logits_of
+from tformer.inside.patching import BATCH_TOKENS, Question, logits_of
 from tformer.inside.reading import Reading, places_of, read_options
 from tformer.loading import Loaded
 from tformer.support.errors import InputError, require_finite
@@ -26,9 +26,16 @@ MOST_ANSWERS = 128
 
 
 def attribute_inputs(
-    loaded: Loaded, options: AttributeOptions, work: Work, *, reading: Reading | None = None
+    loaded: Loaded,
+    options: AttributeOptions,
+    work: Work,
+    *,
+    reading: Reading | None = None,
+    batch_tokens: int = BATCH_TOKENS,
 ) -> AttributionReport:
     """What mattered for the chosen answers of the model to the options' text or image, or to `reading` in its place.
+
+    batch_tokens: of the copies that run together; between them `work` is asked whether to stop.
 
     Raises InputError for a model without an answer at one place, tokens, labels, positions or a baseline that it does
     not have, and a text without a token that may change.
@@ -77,7 +84,9 @@ def attribute_inputs(
                 part.raise_if_stopped("while attributing, nothing written")
 
             subject = subject_of(model, inputs, stays, base_inputs)
-            found, values, base_values, steps = attribute(measure, subject, methods, steps=options.steps, went=went)
+            found, values, base_values, steps = attribute(
+                measure, subject, methods, steps=options.steps, went=went, batch_tokens=batch_tokens
+            )
     if "rollout" in methods:
         found["rollout"] = _rollouts(loaded, reading, places, head)
     for scores_NP in found.values():
