@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 WORDS = {
@@ -53,3 +56,31 @@ def documents(folder: Path) -> Path:
         lines = (f"{text} ." for _, text in sentences(20, number))
         (folder / f"{number}.txt").write_text("\n".join(lines))
     return folder
+
+
+def build_run(folder: Path, recipe: str, files: Mapping[str, str]) -> Path:
+    """A run of this recipe, trained on the first of the files, which lie beside it."""
+    from tformer.cli.app import main
+
+    for name, text in {"recipe.yaml": recipe, **files}.items():
+        (folder / name).write_text(text)
+    words = ["train", "--config", folder / "recipe.yaml", "--data", folder / next(iter(files)), "--out", folder / "run"]
+    with pytest.raises(SystemExit) as end:
+        main([str(word) for word in words])
+    assert end.value.code == 0
+    return folder / "run"
+
+
+def check_refusal(cli: Callable[..., Any], run: Path, words: str, message: str, files: Mapping[str, str]) -> None:
+    """`words`, with the run for RUN, end with the parts of `message`, and without a folder `o`.
+
+    The files, and those beside the run, lie in the working folder.
+    """
+    for name, text in {**{place.name: place.read_text() for place in run.parent.glob("*.*")}, **files}.items():
+        Path(name).write_text(text)
+    outcome = cli(*(str(run) if word == "RUN" else word for word in words.split()))
+    assert outcome.code == 2 and not Path("o").exists(), outcome.err
+    place = 0
+    for part in message.split(" ... "):
+        place = outcome.err.find(part, place)
+        assert place >= 0, outcome.err

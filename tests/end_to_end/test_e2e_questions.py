@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tformer
-from tests.end_to_end.labelled_examples import sentences
+from tests.end_to_end.labelled_examples import build_run, check_refusal, sentences
 
 Cli = Callable[..., Any]
 
@@ -51,17 +51,9 @@ def squad(count: int, seed: int, *, may_lack: bool = True) -> str:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tformer.cli.app import main
-
-    folder = tmp_path_factory.mktemp("questions")
-    (folder / "train.json").write_text(squad(80, 1))
-    (folder / "test.json").write_text(squad(20, 2))
-    (folder / "recipe.yaml").write_text(RECIPE)
-    words = ["train", "--config", folder / "recipe.yaml", "--data", folder / "train.json", "--out", folder / "run"]
-    with pytest.raises(SystemExit) as end:
-        main([str(word) for word in words])
-    assert end.value.code == 0
-    return folder / "run"
+    return build_run(
+        tmp_path_factory.mktemp("questions"), RECIPE, {"train.json": squad(80, 1), "test.json": squad(20, 2)}
+    )
 
 
 def test_the_answer_is_printed_with_its_probability(cli: Cli, run: Path) -> None:
@@ -168,14 +160,6 @@ WRONG = [
 def test_wrong_uses_are_one_line(
     cli: Cli, run: Path, tmp_path: Path, monkeypatch: Any, words: str, message: str
 ) -> None:
-    files = {"lines.txt": "only one text\n", "recipe.yaml": RECIPE, "one.json": squad(1, 4, may_lack=False)}
-    files["none.json"] = squad(1, 4)
-    for name, text in (files | {"test.json": (run.parent / "test.json").read_text()}).items():
-        (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    outcome = cli(*(str(run) if word == "RUN" else word for word in words.split()))
-    assert outcome.code == 2 and not (tmp_path / "o").exists(), outcome.err
-    place = 0
-    for part in message.split(" ... "):
-        place = outcome.err.find(part, place)
-        assert place >= 0, outcome.err
+    files = {"lines.txt": "only one text\n", "one.json": squad(1, 4, may_lack=False), "none.json": squad(1, 4)}
+    check_refusal(cli, run, words, message, files)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import tformer
-from tests.end_to_end.labelled_examples import sentences
+from tests.end_to_end.labelled_examples import build_run, check_refusal, sentences
 from tformer.data.shards.marked_tokens import NO_LABELS, tokenize_tagged
 from tformer.data.sources.tables import TaggedRow
 from tformer.evaluation.classifier import GivenRows
@@ -54,17 +54,9 @@ def conll(count: int, seed: int) -> str:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tformer.cli.app import main
-
-    folder = tmp_path_factory.mktemp("tagged")
-    (folder / "train.conll").write_text(conll(80, 1))
-    (folder / "test.conll").write_text(conll(20, 2))
-    (folder / "recipe.yaml").write_text(RECIPE)
-    words = ["train", "--config", folder / "recipe.yaml", "--data", folder / "train.conll", "--out", folder / "run"]
-    with pytest.raises(SystemExit) as end:
-        main([str(word) for word in words])
-    assert end.value.code == 0
-    return folder / "run"
+    return build_run(
+        tmp_path_factory.mktemp("tagged"), RECIPE, {"train.conll": conll(80, 1), "test.conll": conll(20, 2)}
+    )
 
 
 def test_spans_are_printed_inside_the_text(cli: Cli, run: Path) -> None:
@@ -214,24 +206,14 @@ WRONG = [
 def test_wrong_uses_are_one_line(
     cli: Cli, run: Path, tmp_path: Path, monkeypatch: Any, words: str, message: str
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     files = {
         "other.conll": "London B-LOC\n",
         "one.conll": "a O\n\nb O\n",
         "few.conll": "a O\nb B-X\n",
         "rows.tsv": "a\tO\nb\n",
-        "recipe.yaml": RECIPE,
     }
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    for name in ("train.conll", "test.conll"):
-        (tmp_path / name).write_text((run.parent / name).read_text())
-    monkeypatch.chdir(tmp_path)
-    outcome = cli(*(str(run) if word == "RUN" else word for word in words.split()))
-    assert outcome.code == 2 and not (tmp_path / "o").exists(), outcome.err
-    place = 0
-    for part in message.split(" ... "):
-        place = outcome.err.find(part, place)
-        assert place >= 0, outcome.err
+    check_refusal(cli, run, words, message, files)
 
 
 @pytest.mark.slow
