@@ -193,6 +193,7 @@ def with_tensor(adapter: Path, name: str, tensor: torch.Tensor) -> None:
 @pytest.mark.parametrize(("spoil", "message"), [
     (lambda folder: edited(folder, peft_type="IA3"), "peft_type: found 'IA3', expected 'LORA'"),
     (lambda folder: edited(folder, lora_bias=True), "lora_bias: tformer has no such adapters"),
+    (lambda folder: edited(folder, init_lora_weights="pissa_niter_4"), "init_lora_weights: pissa_niter_4 changes the"),
     (lambda folder: edited(folder, r="8"), "adapter_config.json: r: found '8', expected int"),
     (lambda folder: edited(folder, lora_alpha=0), "lora_alpha: found 0, expected a number above 0"),
     (lambda folder: edited(folder, lora_alpha=1e300), "lora.alpha: found 1e+300, expected at most 3.4e+38"),
@@ -250,7 +251,7 @@ def test_commands_name_the_missing_base_and_refuse_a_whole_model(
     adapter: Path, cli: Callable[..., Any], tmp_path: Path
 ) -> None:
     outcome = cli("import", adapter, "--out", tmp_path / "run")
-    assert outcome.code == 2 and "names the base None, which is no folder here" in outcome.err
+    assert outcome.code == 2 and "adapter names no base" in outcome.err
     outcome = cli("import", tmp_path / "base", "--base", tmp_path / "base", "--out", tmp_path / "run")
     assert outcome.code == 2 and "--base goes with an adapter of peft" in outcome.err
     for words in (["--dry-run"], ["--dtype", "bf16"], ["--tokenizer", adapter / "none.json"], ["--ignore", "r"]):

@@ -62,6 +62,18 @@ def test_a_new_adapter_changes_nothing_and_a_trained_one_is_one_matrix(
     assert changed.tolist() == [any(p.start <= row < p.stop for p in projections) for row in range(12)]
 
 
+def test_a_row_of_zeros_stays_one_with_dora() -> None:
+    linear, x = adapted(WHOLE, dora=True)
+    with torch.no_grad():
+        linear.weight[3] = 0.0
+    linear.adapter.start_from(linear.weight)
+    out = linear(x)
+    out.square().sum().backward()
+    assert torch.allclose(out, nn.functional.linear(x, linear.weight, linear.bias), atol=1e-6)
+    assert all(each.grad.isfinite().all() for each in linear.adapter.parameters())
+    assert torch.allclose(linear.adapter.merged(linear.weight), linear.weight, atol=1e-6)
+
+
 def test_the_change_is_s_b_a() -> None:
     linear, _ = adapted(WHOLE)
     nn.init.normal_(linear.adapter.b)

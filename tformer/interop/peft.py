@@ -56,6 +56,8 @@ TASKS = {
 UNREAD = ("lora_bias", "use_qalora", "alora_invocation_tokens", "target_parameters", "trainable_token_indices",
           "layer_replication")  # fmt: skip
 """Keys of adapter_config.json whose features tformer lacks."""
+KEEPING = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
+"""Values of init_lora_weights that leave the base as it is; PiSSA, OLoRA and others take their start out of it."""
 MAX_LISTED = 4
 MAX_CONFIG_BYTES = 1 << 20
 
@@ -255,9 +257,13 @@ def import_adapters(folder: Path, out: Path, *, base: str | None = None) -> Peft
         raise InputError(f"{file}: peft_type: found {kind!r}, expected 'LORA'")
     if unread := [key for key in UNREAD if config.values.get(key)]:
         raise InputError(f"{file}: {unread[0]}: tformer has no such adapters")
+    if (start := config.values.get("init_lora_weights")) not in KEEPING:
+        hint = "write it by peft's save_pretrained(..., path_initial_model_for_weight_conversion=...)"
+        raise InputError(f"{file}: init_lora_weights: {start} changes the base, expected adapters alone", hint=hint)
     if base is None and not (named and Path(named).is_dir()):
-        raise InputError(f"{folder} names the base {named!r}, which is no folder here", hint="name it: --base MODEL")
-    if not (weights).is_file():
+        told = f"names the base '{named}', which is no folder here" if named else "names no base"
+        raise InputError(f"{folder} {told}", hint="name it: --base MODEL")
+    if not weights.is_file():
         raise InputError(f"{folder} has no {WEIGHTS}", hint="pickled weights are never read: save them as safetensors")
     checkpoint = open_checkpoint(base or str(named))
     if isinstance(checkpoint, AdaptedCheckpoint):

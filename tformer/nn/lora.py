@@ -90,7 +90,7 @@ class Adapter(nn.Module):
             if length is None or frozen is None:
                 change = kept + change
             else:
-                norm = (frozen[start:stop] + self.scale * (b.detach() @ a.detach())).norm(dim=1)
+                norm = _lengths(frozen[start:stop] + self.scale * (b.detach() @ a.detach()))
                 added = 0.0 if bias is None else bias[start:stop].to(x.dtype)
                 change = (length / norm).to(x.dtype) * (kept - added + change) + added
             columns += [out[..., end:start], change] if start > end else [change]
@@ -116,8 +116,13 @@ class Adapter(nn.Module):
             rows = merged[projection.start : projection.stop]
             rows += self.scale * (b.float() @ a.float())
             if length is not None:
-                rows *= (length.float() / rows.norm(dim=1)).unsqueeze(1)
+                rows *= (length.float() / _lengths(rows)).unsqueeze(1)
         return merged
+
+
+def _lengths(weight_OD: Tensor) -> Tensor:
+    """[O]: the lengths of rows, by which DoRA divides; above 0, so that a row of zeros stays one."""
+    return weight_OD.norm(dim=1).clamp(min=torch.finfo(weight_OD.dtype).tiny)
 
 
 class FrozenMatrix:

@@ -95,10 +95,14 @@ class Chat(MaskedText):
         given.require(needs="text", may="target", reader=self.description)
         tokenizer, _ = tokenizers
         assert tokenizer is not None and given.text is not None
-        sides = {"user": given.text, "assistant": given.text if given.target is None else given.target}
-        messages = [{"role": role, "content": content} for role, content in sides.items()]
-        template = ChatTemplate(tokenizer, recipe.tokenizer.chat_template)
-        ids = marked_ids(Conversation(messages, given.text, "--text"), template)
-        if len(ids) > recipe.seq_len + 1:
-            raise InputError(f"--text has {len(ids)} tokens, the model reads {recipe.seq_len}")
+        encode, _ = self.encoder(tokenizer, recipe)
+        sides = encode(self.given_row(given.text, given.text if given.target is None else given.target))
+        if (longest := max(map(len, sides))) > recipe.seq_len + 1:
+            raise InputError(f"--text has {longest} tokens, the model reads {recipe.seq_len}")
+        ids = np.concatenate(sides)
         return Example(ids, np.zeros(len(ids), dtype=np.int64)), self.context(recipe, tokenizer)
+
+    def given_row(self, text: str, answer: str) -> Any:
+        """The row of a message and its answer."""
+        sides = {"user": text, "assistant": answer}
+        return Conversation([{"role": role, "content": content} for role, content in sides.items()], text, "--text")

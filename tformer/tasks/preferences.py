@@ -14,17 +14,15 @@ from tformer.build import build_model
 from tformer.data.batching.windows import LmWindows, Windows
 from tformer.data.encoding import encode_prompt
 from tformer.data.shards.chat_tokens import LEARNED, SECOND, WholeDocuments
-from tformer.data.shards.corpus import Example
 from tformer.data.sources.preferences import KEYS, Preference, PreferenceTable
 from tformer.decoding.prompts import encode_continuation
 from tformer.interop.adapters import base_of
 from tformer.loading import Loaded, load_weights
 from tformer.nn.init import NoDraws
-from tformer.objectives.base import ObjectiveContext
 from tformer.objectives.dpo import Dpo
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
-from tformer.tasks.base import ChosenData, GivenExample, HeldOut, RowKeys, Tokenizers
+from tformer.tasks.base import ChosenData, HeldOut, RowKeys
 from tformer.tasks.chat import Chat
 from tformer.tasks.text import Corpora
 from tformer.tokenizer import Tokenizer
@@ -61,17 +59,9 @@ class Preferences(Chat):
     def first_try(self, recipe: Recipe) -> tuple[str, ...]:
         return ("generate", "--prompt", "The ") if recipe.tokenizer.chat_template is None else ("chat",)
 
-    def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
-        """A prompt, a chosen answer (without one the prompt again), and as the rejected one nothing but an end."""
-        given.require(needs="text", may="target", reader=self.description)
-        tokenizer, _ = tokenizers
-        assert tokenizer is not None and given.text is not None
-        chosen = given.text if given.target is None else given.target
-        row = Preference(given.text, chosen, "", "", "--text")
-        sides = marked_sides(row, tokenizer, partial(ChatTemplate, tokenizer))
-        if (longest := max(map(len, sides))) > recipe.seq_len + 1:
-            raise InputError(f"--text has {longest} tokens, the model reads {recipe.seq_len}")
-        return Example(np.concatenate(sides)), self.context(recipe, tokenizer)
+    def given_row(self, text: str, answer: str) -> Any:
+        """A prompt, a chosen answer, and as the rejected one nothing but an end."""
+        return Preference(text, answer, "", "", "--text")
 
     def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> HeldOut:
         """The preferences, with the base beside the model. Errors: a model without a base to compare with."""
