@@ -56,8 +56,10 @@ def test_jsonl_has_a_question_in_a_line(tmp_path: Path) -> None:
 
 
 WRONG = [
-    ("a.json", "{", "a.json: not JSON"),
-    ("a.json", "[]", "a.json: expected SQuAD's json, found no list 'data'"),
+    ("a.json", '{"data":\n [}', "a.json: not JSON: Expecting value at character 3 of line 2"),
+    ("a.json", '{"data": ' * 100_000, "a.json: JSON nested too deeply"),
+    ("a.json", "[]", "a.json: expected SQuAD's json, found list"),
+    ("a.json", "{}", "a.json: expected SQuAD's json, found no list 'data'"),
     ("a.json", '{"data": [{}]}', "found no list 'paragraphs'"),
     ("a.json", '{"data": [{"paragraphs": [{"context": "a"}]}]}', "found no list 'qas'"),
     ("a.json", '{"data": [{"paragraphs": [{"context": "a", "qas": [1]}]}]}', "expected an object in 'qas', found 1"),

@@ -9,7 +9,6 @@ where a space has a piece of its own, it belongs to the word that follows.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -48,10 +47,8 @@ class MarkedTokens(LabelledTokens):
     @property
     def source_lengths(self) -> np.ndarray:
         """int64 [N]: the tokens of all windows of each window's text: a breakdown by length keeps them together."""
-        owners, totals = [(row.place, row.number) for row in self.rows], Counter[Any]()
-        for owner, length in zip(owners, self.lengths.tolist(), strict=True):
-            totals[owner] += length
-        return np.array([totals[owner] for owner in owners], dtype=np.int64)
+        owner_N = np.unique([f"{row.place} {row.number}" for row in self.rows], return_inverse=True)[1]
+        return np.bincount(owner_N, self.lengths)[owner_N].astype(np.int64)
 
 
 def piece_words(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> np.ndarray:

@@ -9,7 +9,6 @@ A question without answers has none in its context.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from tformer.data.sources.files import Content, SourceSpec
 from tformer.data.sources.labelled import LabelledSource
 from tformer.data.sources.reading import Reading
-from tformer.data.sources.tables import LabelledRow, json_objects, whole_characters
+from tformer.data.sources.tables import LabelledRow, json_object, json_objects, whole_characters
 from tformer.data.sources.tagged import ending_of, open_files
 from tformer.support.errors import InputError
 from tformer.support.formatting import shortened
@@ -76,10 +75,7 @@ def _entries(content: Content) -> Iterator[tuple[str, Any, dict[str, Any]]]:
         for number, row in json_objects(content):
             yield f"{name}:{number}", row.get("context"), row
         return
-    try:
-        document = json.loads("".join(content.texts()))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{name}: not JSON: {getattr(error, 'msg', str(error))}") from None
+    document = json_object("".join(content.texts()), place=name, expected="SQuAD's json")
     for article in _list(document, "data", name):
         for paragraph in _list(article, "paragraphs", name):
             for number, entry in enumerate(_list(paragraph, "qas", name)):

@@ -633,12 +633,12 @@ def json_objects(
 
 
 def json_object(line: str, *, place: str, expected: str = "an object") -> dict[str, Any]:
-    """The object that a line of jsonl holds. Raises InputError, with `expected`, for anything else."""
+    """The object that a line of jsonl, or a text, holds. Raises InputError, with `expected`, for anything else."""
     try:
         row = json.loads(line.removesuffix("\n"))  # else an error at its end is reported one line further
     except json.JSONDecodeError as error:
-        what = error.msg.removesuffix(" at")
-        raise InputError(f"{place}: not JSON: {what} at character {error.colno}") from None
+        what, of = error.msg.removesuffix(" at"), f" of line {error.lineno}" if error.lineno > 1 else ""
+        raise InputError(f"{place}: not JSON: {what} at character {error.colno}{of}") from None
     except ValueError:  # the only other one that is raised
         raise InputError(
             f"{place}: a whole number of more than {sys.get_int_max_str_digits():,} digits",
