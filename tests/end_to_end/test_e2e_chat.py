@@ -159,6 +159,7 @@ def test_adapters_learn_conversations(cli: Cli, talk: Cli) -> None:
         ((*CHATS, "--set", "tokenizer.chat_template=x"), "tokenizer.chat_template", ""),
         ((*CHATS, "--set", "tokenizer.chat_template=x.jinja"), "x.jinja", ""),
         ((*CHATS, "--set", "tokenizer.chat_template=raises.jinja"), "the chat template refuses these messages: no", ""),
+        ((*CHATS, "--set", "tokenizer.chat_template=bomb.jinja"), "takes too long or writes too much", "chatml"),
         ((*CHATS, "--set", "tokenizer.chat_template=broken.jinja"), "the chat template, line 1: ", ""),
         (("--data", "chats.jsonl", "--set", "data.format=messages"), "reads no conversations", "--objective chat"),
         ((*CHATS, "--set", "data.seq_len=2"), "is left", "data.overlong"),
@@ -168,6 +169,7 @@ def test_adapters_learn_conversations(cli: Cli, talk: Cli) -> None:
 )
 def test_wrong_trainings_are_refused(words: tuple[str, ...], message: str, hint: str, cli: Cli) -> None:
     Path("raises.jinja").write_text("{% if messages | length > 1 %}{{ raise_exception('no') }}{% endif %}")
+    Path("bomb.jinja").write_text("{{ 'x' * 2000000000 }}")
     Path("broken.jinja").write_text("{% for %}")
     outcome = cli("train", "--init-from", "base", *words, "--out", "new")
     assert outcome.code == 2 and message in outcome.err and hint in outcome.err

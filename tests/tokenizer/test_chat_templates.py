@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import time
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +183,76 @@ def test_errors_of_a_template_are_one_line(source: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as error:
         ChatTemplate(tokenizer, source).text(TURNS)
     assert "\n" not in error.value.message
+
+
+FULL = "{% set a = 'x' * 1000000 %}"
+DOUBLES = "{% set ns = namespace(x=['a'], y='aa') %}{% for _ in range(60) %}@{% endfor %}{{ ns.x }}{{ ns.y }}"
+HOSTILE = {
+    "nested loops": "{% for _ in range(100000) %}{% for _ in range(100000) %}{% endfor %}{% endfor %}",
+    "a loop of itself": "{% for _ in range(9999) recursive %}{{ loop(range(9999)) if loop.depth < 4 }}{% endfor %}",
+    "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "text in a loop": f"{{% for _ in range(100000) %}}{'x' * 100_000}{{% endfor %}}",
+    "times": "{{ 'x' * 2000000000 }}",
+    "a list times": "{% set a = 2000000000 * [1] %}",
+    "power": "{% set a = 7 ** 999999999 %}",
+    "plus": DOUBLES.replace("@", "{% set ns.y = ns.y + ns.y %}"),
+    "joined": DOUBLES.replace("@", "{% set ns.y = ns.y ~ ns.y %}"),
+    "a block": DOUBLES.replace("@", "{% set a %}{{ ns.y }}{{ ns.y }}{% endset %}{% set ns.y = a %}"),
+    "lists of lists": DOUBLES.replace("@", "{% set ns.x = [ns.x, ns.x] %}"),
+    "tuples": DOUBLES.replace("@", "{% set ns.x = (ns.x, ns.x) %}"),
+    "dicts": DOUBLES.replace("@", "{% set ns.x = dict(a=ns.x, b=ns.x) %}"),
+    "a filter": DOUBLES.replace("@", "{% set ns.y = ns.y | replace('a', 'aa') %}"),
+    "a method": DOUBLES.replace("@", "{% set ns.y = ns.y.replace('a', 'aa') %}"),
+    "namespaces": FULL + "{{ [namespace(a=a)] * 100000 }}",
+    "width of a filter": "{{ 'x' | center(2000000000) }}",
+    "width of a method": "{{ 'x'.ljust(width=2000000000) if unknown else 'x'.ljust(2000000000) }}",
+    "tabs": "{{ ('\t' * 1000000).expandtabs(10000) }}",
+    "indent": "{{ [[1]] | tojson(indent=2000000000) }}",
+    "format of a filter": "{{ '%1999999999d' | format(1) }}",
+    "format of a method": "{{ '{:{}}'.format(1, 1999999999) }}",
+    "format of an operator": "{{ '%*d' % (1999999999, 1) }}",
+    "fields": FULL + "{{ ('{0}' * 10000).format(a) }}",
+    "join": FULL + "{{ range(100000) | map('string') | join(a) }}",
+    "join of a method": FULL + "{{ ''.join([a] * 100000) }}",
+    "output": FULL + "{% for _ in range(100000) %}{{ a }}{% endfor %}",
+    "batch": "{{ [1] | batch(1999999999, 'x') | list }}",
+    "map": "{{ range(100000) | map('center', 1000000) | list | length }}",
+}
+SLOW = ("a loop of itself", "macros", "lists of lists", "tuples", "dicts")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [pytest.param(source, id=name, marks=pytest.mark.slow if name in SLOW else ()) for name, source in HOSTILE.items()],
+)
+def test_a_hostile_template_neither_hangs_nor_fills_the_memory(source: str) -> None:
+    template = ChatTemplate(Tokenizer.from_json(byte_tokenizer(("</s>",)).to_str()), source)
+    began, before = time.thread_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InputError, match="takes too long or writes too much") as error:
+        template.text(TURNS)
+    assert time.thread_time() - began < 10 and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20
+    assert "tokenizer.chat_template" in (error.value.hint or "")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_long_conversations_are_no_attack(name: str) -> None:
+    long = [TURNS[0], {"role": "assistant", "content": "word " * 400_000}]
+    for messages in (TURNS * 500, long):
+        assert len(template_of(name)[0].text(messages)) > 0.9 * sum(len(each["content"].strip()) for each in messages)
+
+
+def test_what_templates_do_with_lists_and_numbers_stays() -> None:
+    source = (
+        "{% for a in [[1, 'x'], (2, {'k': 'v'})] %}{{ loop.index }}/{{ loop.length }}{{ a }}"
+        "{{ ', ' if not loop.last }}{% endfor %}"
+        "{{ messages | map(attribute='role') | unique | join('+') }}{{ 'a' ~ 1 ~ none }}{{ '%s-%03d' % ('p', 7) }}"
+        "{{ '{} {:>4}'.format(1700000000, 'b') }}{{ 'ab' | center(6) }}{{ {'a': [1]} | tojson }}{{ 2 ** 10 * 3 }}"
+        "{{ 'say {it}'.replace('{it}', messages[0].content) }}{{ 'x' * 3 }}{{ [1] + [2] }}{{ 1700000000 * 1000 }}"
+    )
+    import jinja2
+
+    tokenizer = Tokenizer.from_json(byte_tokenizer(("</s>",)).to_str())
+    assert ChatTemplate(tokenizer, source).text(TURNS) == jinja2.Template(source).render(messages=TURNS)
 
 
 def test_blocks_of_answers_may_keep_white_space() -> None:

@@ -11,11 +11,9 @@ other texts are those that transformers gives.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from os.path import commonprefix
 from pathlib import Path
@@ -70,6 +68,8 @@ class ChatTemplate:
     """
 
     def __init__(self, tokenizer: Tokenizer, template: str | None = None) -> None:
+        from tformer.tokenizer.sandbox import compile_template
+
         if template is None:
             has_tokens = None not in map(tokenizer.token_id, ("<|im_start|>", "<|im_end|>"))
             template = "chatml" if has_tokens else "plain"
@@ -83,7 +83,7 @@ class ChatTemplate:
             raise InputError(f"tokenizer.chat_template: found '{template[:40]}', expected {expected}")
         self.tokenizer, self.source = tokenizer, template
         jinja, special = TEMPLATES.get(template, template), tokenizer.special
-        self._program, self._reading = _compiled(jinja), tokenizer.reading_special()
+        self._program, self._reading = compile_template(jinja), tokenizer.reading_special()
         self._marks_answers = re.search(r"\{%[-+]?\s*generation\b", jinja) is not None
         roles = {role: token for role in ROLES if (token := getattr(special, role)) is not None}
         names: dict[str, Any] = {f"{role}_token": tokenizer.token(token) for role, token in roles.items()}
@@ -118,11 +118,7 @@ class ChatTemplate:
     def _rendered(self, messages: Sequence[Message], *, prompt: bool = False) -> str:
         """The text with its marks."""
         given = [self._marked(message) for message in messages]
-        try:
-            text: str = self._program.render(messages=given, add_generation_prompt=prompt, **self._names)
-        except Exception as error:  # a foreign program may raise anything
-            raise InputError(f"the chat template refuses these messages: {_in_words(error)}") from None
-        return text
+        return self._program(given, add_generation_prompt=prompt, **self._names)
 
     def _marked(self, value: Any) -> Any:
         """A value of a message with marks around the control tokens that are typed in it."""
@@ -176,46 +172,3 @@ def read_template(path: Path) -> str:
         return read_bounded(path, max_bytes=MAX_BYTES).decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: byte {error.start} is not UTF-8") from None
-
-
-def _compiled(source: str) -> Any:
-    """The template with what transformers gives to chat templates. InputError, with the line, for wrong syntax."""
-    import jinja2
-    from jinja2 import nodes
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """Marks what a block `{% generation %}` writes."""
-
-        tags = {"generation"}  # noqa: RUF012 (as the base class declares it)
-
-        def parse(self, parser: Any) -> nodes.Node:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.CallBlock(self.call_method("marked"), [], [], body).set_lineno(line)
-
-        def marked(self, caller: Callable[[], str]) -> str:
-            return f"{ANSWER}{caller()}{ANSWER_END}"
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-    extensions = [Generation, loopcontrols]
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    try:
-        return environment.from_string(source)
-    except jinja2.TemplateSyntaxError as error:
-        raise InputError(f"the chat template, line {error.lineno}: {error.message}") from None
-    except Exception as error:  # of Python, which limits the depth of blocks and the size of numbers
-        raise InputError(f"the chat template cannot be compiled: {_in_words(error)}") from None
-
-
-def _in_words(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
