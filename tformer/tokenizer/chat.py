@@ -83,7 +83,7 @@ class ChatTemplate:
             raise InputError(f"tokenizer.chat_template: found '{template[:40]}', expected {expected}")
         self.tokenizer, self.source = tokenizer, template
         jinja, special = TEMPLATES.get(template, template), tokenizer.special
-        self._program, self._reading = compile_template(jinja), tokenizer.reading_special()
+        self._program, self._reading = compile_template(jinja, marks=(ANSWER, ANSWER_END)), tokenizer.reading_special()
         self._marks_answers = re.search(r"\{%[-+]?\s*generation\b", jinja) is not None
         roles = {role: token for role in ROLES if (token := getattr(special, role)) is not None}
         names: dict[str, Any] = {f"{role}_token": tokenizer.token(token) for role, token in roles.items()}

@@ -23,7 +23,6 @@ from jinja2.utils import Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
 from tformer.support.errors import InputError
-from tformer.tokenizer.chat import ANSWER, ANSWER_END
 
 MOST_SECONDS = 3.0
 """Processor time of a rendering; published templates take milliseconds."""
@@ -51,10 +50,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
-    def __init__(self, tojson: Callable[..., str], **options: Any) -> None:
+    def __init__(self, tojson: Callable[..., str], marks: tuple[str, str], **options: Any) -> None:
         written = pass_context(lambda _, value: self.counted(value))  # with a context, constants are counted, too
         super().__init__(trim_blocks=True, lstrip_blocks=True, finalize=written, **options)
-        self.left = threading.local()
+        self.left, self.marks = threading.local(), marks
         del self.globals["lipsum"]
         self.filters = {name: self._limited(name, each) for name, each in (self.filters | {"tojson": tojson}).items()}
         # A template cannot name these.
@@ -174,11 +173,14 @@ class Generation(Extension):
         return nodes.CallBlock(self.call_method("marked"), [], [], body).set_lineno(line)
 
     def marked(self, caller: Callable[[], str]) -> str:
-        return f"{ANSWER}{caller()}{ANSWER_END}"
+        return caller().join(self.environment.marks)  # type: ignore[attr-defined]
 
 
-def compile_template(source: str) -> Callable[..., str]:
-    """A function of messages and other names, which gives the text. Raises InputError, as the function does."""
+def compile_template(source: str, *, marks: tuple[str, str]) -> Callable[..., str]:
+    """A function of messages and other names, which gives the text. Raises InputError, as the function does.
+
+    marks: written around answers.
+    """
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
@@ -186,7 +188,7 @@ def compile_template(source: str) -> Callable[..., str]:
     def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
-    sandbox = Sandbox(tojson, extensions=[Generation, loopcontrols])
+    sandbox = Sandbox(tojson, marks, extensions=[Generation, loopcontrols])
     sandbox.globals["raise_exception"] = raise_exception
     sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     try:
