@@ -14,7 +14,8 @@ import pytest
 import tformer
 from tests.random_runs import letters_tokenizer
 from tests.serve.conftest import Server
-from tformer.serve.openai import Scored, chat_logprobs, legacy_logprobs
+from tformer.decoding.scheduler import TokenEvent
+from tformer.serve.openai import chat_logprobs, legacy_logprobs
 from tformer.tokenizer import Tokenizer
 
 Runs = dict[str, Path]
@@ -148,7 +149,7 @@ def test_a_token_is_among_its_own_alternatives(server: Server, gpt: tformer.Run)
 
 def test_the_bytes_of_a_character_that_spans_tokens_add_up() -> None:
     tokenizer = letters_tokenizer("abc", "gpt", model="byte-bpe", vocab_size=260)
-    entries = [chat_logprobs(tokenizer, Scored(token, "", -1.0)) for token in tokenizer.encode("é€")]
+    entries = [chat_logprobs(tokenizer, TokenEvent(0, token, "", -1.0, (), None)) for token in tokenizer.encode("é€")]
     assert len(entries) == 5 and b"".join(bytes(each["bytes"]) for each in entries).decode() == "é€"
     assert all(each["token"] for each in entries)
 
@@ -158,8 +159,8 @@ def test_an_id_that_no_token_has_is_an_empty_text() -> None:
     document["model"]["vocab"]["c"] += 2
     tokenizer = Tokenizer.from_json(json.dumps(document))
     free = tokenizer.vocab_size - 2
-    assert chat_logprobs(tokenizer, Scored(free, "", -1.0, ((free, -1.0),)))["token"] == ""
-    [found] = legacy_logprobs(tokenizer, [Scored(free, "", -1.0, ((free - 1, -2.0),))], 0)["top_logprobs"]
+    assert chat_logprobs(tokenizer, TokenEvent(0, free, "", -1.0, ((free, -1.0),), None))["token"] == ""
+    [found] = legacy_logprobs(tokenizer, [TokenEvent(0, free, "", -1.0, ((free - 1, -2.0),), None)], 0)["top_logprobs"]
     assert found == {"": -1.0, f"token_id:{free - 1}": -2.0}
 
 

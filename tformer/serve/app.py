@@ -12,7 +12,6 @@ import hmac
 import ipaddress
 import json
 import secrets
-import signal
 import socket
 import sys
 import time
@@ -67,7 +66,7 @@ def make_app(service: Service) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        loading = asyncio.create_task(_prepared(service))
+        loading = asyncio.create_task(service.prepare())
         yield
         loading.cancel()
         service.owner.close()
@@ -171,15 +170,6 @@ def as_request_error(error: Exception, models: Models) -> RequestError:
         return RequestError("out of memory", 503, code="out_of_memory", retry_after=RETRY_SECONDS)
     traceback.print_exception(error, file=sys.stderr)
     return RequestError("internal error, see the server's log", 500, code="internal_error")
-
-
-async def _prepared(service: Service) -> None:
-    """Load the first model. Where that fails, the server ends as by a signal, and the command with the error."""
-    try:
-        await service.prepare()
-    except Exception as error:
-        service.failure = error.__cause__ or error
-        signal.raise_signal(signal.SIGTERM)
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------

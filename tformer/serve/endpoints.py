@@ -66,9 +66,10 @@ def openapi() -> dict[str, Any]:
     place = "#/components/schemas/{model}"
     _, schemas = models_json_schema([(kind, "validation") for kind in kinds], ref_template=place)
 
-    def answers(content: dict[str, Any]) -> dict[str, Any]:
-        refused = {"$ref": "#/components/responses/Error"}
-        return {"200": {"description": "The answer", "content": content}} | dict.fromkeys(REFUSALS, refused)
+    def operation(path: str, summary: str, content: dict[str, Any]) -> dict[str, Any]:
+        answers = {"200": {"description": "The answer", "content": content}}
+        answers |= {status: {"$ref": "#/components/responses/Error"} for status in REFUSALS}
+        return {"summary": summary, "operationId": path.strip("/").replace("/", "_"), "responses": answers}
 
     plain_object = {"application/json": {"schema": {"type": "object"}}}
     paths: dict[str, Any] = {}
@@ -78,12 +79,10 @@ def openapi() -> dict[str, Any]:
             content["text/event-stream"] = {}
         schema = {"$ref": f"#/components/schemas/{endpoint.body.__name__}"}
         body = {"required": True, "content": {"application/json": {"schema": schema}}}
-        about = {"summary": endpoint.summary, "operationId": path.strip("/").replace("/", "_")}
-        paths[path] = {"post": {**about, "requestBody": body, "responses": answers(content)}}
+        paths[path] = {"post": operation(path, endpoint.summary, content) | {"requestBody": body}}
     for path, (summary, kind) in READS.items():
         content = plain_object if kind in plain_object else {kind: {"schema": {"type": "string"}}}
-        about = {"summary": summary, "operationId": path.strip("/").replace("/", "_")}
-        paths[path] = {"get": {**about, "responses": answers(content)}}
+        paths[path] = {"get": operation(path, summary, content)}
     error = {"schema": {"$ref": "#/components/schemas/Error"}}
     refused = {"description": "A refusal", "content": {"application/json": error}}
     return {

@@ -27,8 +27,7 @@ DIGITS = 4
 
 async def tokenize(service: Service, body: TokenizeRequest, call: Call) -> Document:
     """The tokens of a prompt, as the model reads it."""
-    entry = service.models.find(body.model, "generate")
-    call.model = entry.name
+    entry = service.chosen(body, "generate", call)
 
     def tokens(run: Served) -> list[Document]:
         [ids] = encoded(run, [body.text])
@@ -43,8 +42,7 @@ async def look(service: Service, body: LookRequest, call: Call) -> Document:
         raise RequestError("expected ids or text", param="ids", code="invalid_value")
     if body.text is not None and body.what != "attribution":
         raise RequestError(f"what: found {body.what!r}, of a text there is attribution", param="what")
-    entry = service.models.find(body.model, "classify" if body.ids is None else "generate")
-    call.model = entry.name
+    entry = service.chosen(body, "classify" if body.ids is None else "generate", call)
     found = await service.on_model_in_slices(entry, lambda run, work: _looked(run, body, work))
     return {"model": call.model, "what": body.what, **found}
 

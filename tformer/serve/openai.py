@@ -14,16 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from tformer.decoding.scheduler import TokenEvent
 from tformer.decoding.score import prompt_logprobs
 from tformer.decoding.settings import FinishReason
 from tformer.serve.models import Served
-from tformer.serve.requests import (
-    ChatRequest,
-    CompletionRequest,
-    EmbeddingRequest,
-    RequestError,
-    Sampling,
-)
+from tformer.serve.requests import ChatRequest, CompletionRequest, EmbeddingRequest, RequestError, Sampling
 from tformer.serve.service import Call, Service, Writing, encoded
 from tformer.tokenizer import Tokenizer
 
@@ -32,17 +27,6 @@ Answer = Document | AsyncIterator[Document]
 
 FINISH: dict[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
 COMPLETION_TOKENS = 16  # OpenAI's default
-TEXTS_AT_ONCE = 32  # in one job of the models' thread
-
-
-@dataclass(frozen=True)
-class Scored:
-    """A token with its log-probability and the most probable tokens in its place; None: of the first one of a text."""
-
-    id: int
-    text: str
-    logprob: float | None
-    alternatives: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,7 +35,7 @@ class Piece:
 
     index: int
     text: str = ""
-    token: Scored | None = None
+    token: TokenEvent | None = None
     finish: str | None = None
 
 
@@ -66,8 +50,7 @@ async def pieces(writing: Writing, body: Sampling, call: Call) -> AsyncIterator[
                 yield Piece(number * count + sample, finish=FINISH.get(found.finish_reason, "length"))
         else:
             call.first_token = call.first_token or time.perf_counter()
-            token = Scored(event.id, event.text, event.logprob, event.alternatives)
-            yield Piece(number * count + event.sample, event.text, token)
+            yield Piece(number * count + event.sample, event.text, event)
     for index in range(len(writing.prompts) * count):
         if index // count not in written:  # max_tokens 0
             yield Piece(index, finish="length")
@@ -99,7 +82,7 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
     return ""
 
 
-def legacy_logprobs(tokenizer: Tokenizer, tokens: Iterable[Scored], offset: int) -> dict[str, list[Any]]:
+def legacy_logprobs(tokenizer: Tokenizer, tokens: Iterable[TokenEvent], offset: int) -> dict[str, list[Any]]:
     """The lists of a completion's `logprobs`; a token that prints like another one is called `token_id:N`."""
     lists: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token in tokens:
@@ -116,7 +99,7 @@ def legacy_logprobs(tokenizer: Tokenizer, tokens: Iterable[Scored], offset: int)
     return lists
 
 
-def chat_logprobs(tokenizer: Tokenizer, token: Scored) -> Document:
+def chat_logprobs(tokenizer: Tokenizer, token: TokenEvent) -> Document:
     def entry(id: int, logprob: float | None) -> Document:
         text, spelled = token_text(tokenizer, id), tokenizer.token_bytes(id)
         return {"token": text, "logprob": logprob, "bytes": list(text.encode() if spelled is None else spelled)}
@@ -130,8 +113,7 @@ def chat_logprobs(tokenizer: Tokenizer, token: Scored) -> Document:
 
 async def completions(service: Service, body: CompletionRequest, call: Call) -> Answer:
     """Continuations of prompts: `/v1/completions`."""
-    entry = service.models.find(body.model, "generate")
-    call.model = entry.name
+    entry = service.chosen(body, "generate", call)
     most = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     if most == 0 and not body.echo:
         raise RequestError("max_tokens: found 0, expected at least 1 without echo", param="max_tokens")
@@ -174,8 +156,8 @@ def prompt_ids(run: Served, prompt: Any, *, with_text: bool = False) -> tuple[li
     return [list(ids) for ids in each], [run.text_tokenizer.decode(ids) if in_range else "" for ids in each]
 
 
-async def _echoes(service: Service, writing: Writing, body: CompletionRequest) -> list[list[Scored]]:
-    """The tokens of each prompt, scored where log-probabilities were requested."""
+async def _echoes(service: Service, writing: Writing, body: CompletionRequest) -> list[list[TokenEvent]]:
+    """The tokens of each prompt, scored where log-probabilities were requested, but for its first one."""
     run, tokenizer, found = writing.run, writing.run.text_tokenizer, []
     for ids in writing.prompts:
         scores: list[Any] = [(None, ())] * len(ids)
@@ -183,18 +165,19 @@ async def _echoes(service: Service, writing: Writing, body: CompletionRequest) -
             options = {"vocab_size": tokenizer.vocab_size, "alternatives": min(body.logprobs, tokenizer.vocab_size)}
             scores[1:] = await service.owner.call(partial(prompt_logprobs, run.model, ids, **options))
         stream = tokenizer.stream()
-        found.append([Scored(token, stream.push(token), *score) for token, score in zip(ids, scores, strict=True)])
+        scored = zip(ids, scores, strict=True)
+        found.append([TokenEvent(0, token, stream.push(token), score, top, None) for token, (score, top) in scored])
     return found
 
 
 async def _completion_choices(
-    writing: Writing, body: CompletionRequest, call: Call, echoes: Sequence[Sequence[Scored]]
+    writing: Writing, body: CompletionRequest, call: Call, echoes: Sequence[Sequence[TokenEvent]]
 ) -> AsyncIterator[Document]:
     """The choices of chunks: text, log-probabilities or the end of one completion each."""
     tokenizer, scored = writing.run.text_tokenizer, body.logprobs is not None
     count, lengths = body.n or 1, dict[int, int]()
 
-    def choice(index: int, text: str, tokens: Sequence[Scored], finish: str | None = None) -> Document:
+    def choice(index: int, text: str, tokens: Sequence[TokenEvent], finish: str | None = None) -> Document:
         start = lengths.get(index, 0)
         lengths[index] = start + len(text)
         logprobs = legacy_logprobs(tokenizer, tokens, start) if scored else None
@@ -213,8 +196,7 @@ async def _completion_choices(
 
 async def chat(service: Service, body: ChatRequest, call: Call) -> Answer:
     """The answer to a conversation, in the words of the model's chat template: `/v1/chat/completions`."""
-    entry = service.models.find(body.model, "chat")
-    call.model = entry.name
+    entry = service.chosen(body, "chat", call)
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if most == 0:
         raise RequestError("max_completion_tokens: found 0, expected at least 1", param="max_completion_tokens")
@@ -276,24 +258,19 @@ async def _chat_chunks(
 
 async def embeddings(service: Service, body: EmbeddingRequest, call: Call) -> Document:
     """A vector for each text: `/v1/embeddings`. Ids are read as the text that they stand for."""
-    entry = service.models.find(body.model, "embed")
-    call.model = entry.name
-    each = each_of(body.input)
 
-    def vectors(block: Sequence[Any], run: Served) -> tuple[list[Any], int]:
+    def vectors(block: Sequence[Any], run: Served) -> list[tuple[Any, int]]:
         texts = [text if isinstance(text, str) else run.decode(text) for text in block]
         given = {} if body.dimensions is None else {"dimensions": body.dimensions}
-        found = run.embed(texts, **given)
-        return list(found), sum(min(len(run.encode(text)), run.recipe.seq_len) for text in texts)
+        lengths = [min(len(run.encode(text)), run.recipe.seq_len) for text in texts]
+        return list(zip(run.embed(texts, **given), lengths, strict=True))
 
+    found = await service.in_blocks(body, "embed", call, each_of(body.input), vectors)
+    call.prompt_tokens = sum(length for _, length in found)
     data: list[Document] = []
-    for start in range(0, len(each), TEXTS_AT_ONCE):
-        block = each[start : start + TEXTS_AT_ONCE]
-        found, tokens = await service.on_model(entry, partial(vectors, block))
-        call.prompt_tokens += tokens
-        for vector in found:
-            as_text = base64.b64encode(vector.astype("<f4").tobytes()).decode()
-            shown = as_text if body.encoding_format == "base64" else vector.tolist()
-            data.append({"object": "embedding", "index": len(data), "embedding": shown})
+    for vector, _ in found:
+        as_text = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+        shown = as_text if body.encoding_format == "base64" else vector.tolist()
+        data.append({"object": "embedding", "index": len(data), "embedding": shown})
     usage = {"prompt_tokens": call.prompt_tokens, "total_tokens": call.prompt_tokens}
     return {"object": "list", "data": data, "model": call.model, "usage": usage}

@@ -8,15 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from tformer.support.errors import InputError
-from tformer.support.options import (
-    Checkpoint,
-    Device,
-    Panel,
-    Precision,
-    Quantize,
-    argument,
-    check_quantize,
-)
+from tformer.support.options import Checkpoint, Device, Panel, Precision, Quantize, argument, check_quantize
 
 NETWORK, LIMITS, LOG = Panel("Network"), Panel("Limits"), Panel("Log")
 KEY_VARIABLE = "TFORMER_API_KEY"
@@ -100,7 +92,6 @@ class ServeOptions:
         if key is not None and not (key.isascii() and key.isprintable() and key == key.strip() != ""):
             message = "--api-key: expected printable ASCII characters without spaces around them"
             raise InputError(message, hint="they travel in a header")
-
         if self.watch and key is not None:
             raise InputError("--watch: a browser sends no key with /runs", hint="tformer watch at another port")
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from tformer.data.encoding import encode_prompt
@@ -15,7 +14,7 @@ from tformer.decoding.output import translation_document
 from tformer.decoding.prompts import encode_continuation
 from tformer.decoding.score import score_continuations, score_targets
 from tformer.serve.models import Served
-from tformer.serve.openai import TEXTS_AT_ONCE, Answer, Document, each_of, pieces, prompt_ids, token_text
+from tformer.serve.openai import Answer, Document, each_of, pieces, prompt_ids, token_text
 from tformer.serve.requests import (
     ClassifyRequest,
     FillRequest,
@@ -34,28 +33,16 @@ def _given(body: Request) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(body, name)) is not None}
 
 
-async def _in_blocks(
-    service: Service,
-    body: Request,
-    call: Call,
-    use: str,
-    texts: Sequence[Any],
-    answer: Callable[[Sequence[Any], Served], list[Any]],
+async def _results(
+    service: Service, body: Request, use: str, call: Call, texts: Sequence[Any], answer: Callable[..., list[Any]]
 ) -> Document:
-    """One result for each text, by a function of a model and a block of texts."""
-    entry = service.models.find(body.model, use)
-    call.model = entry.name
-    results: list[Any] = []
-    for start in range(0, len(texts), TEXTS_AT_ONCE):
-        block = texts[start : start + TEXTS_AT_ONCE]
-        results += await service.on_model(entry, partial(answer, block))
+    results = await service.in_blocks(body, use, call, texts, answer)
     return {"model": call.model, "results": results}
 
 
 async def generate(service: Service, body: GenerateRequest, call: Call) -> Answer:
     """Continuations with the model's own settings; `samples` of each prompt."""
-    entry = service.models.find(body.model, "generate")
-    call.model = entry.name
+    entry = service.chosen(body, "generate", call)
     if body.alternatives and not (body.stream and body.logprobs):
         raise RequestError("alternatives needs stream and logprobs: true", param="alternatives", code="invalid_value")
     writing = await service.write(
@@ -121,7 +108,7 @@ async def translate(service: Service, body: TranslateRequest, call: Call) -> Ans
         call.completion_tokens += sum(len(one.ids) for each in found for one in each.completions)
         return documents
 
-    return await _in_blocks(service, body, call, "translate", each_of(body.text), answer)
+    return await _results(service, body, "translate", call, each_of(body.text), answer)
 
 
 async def classify(service: Service, body: ClassifyRequest, call: Call) -> Answer:
@@ -134,7 +121,7 @@ async def classify(service: Service, body: ClassifyRequest, call: Call) -> Answe
         found = run.classify(list(block), **_given(body))
         return [{name: value for name, value in asdict(each).items() if value not in (None, (), {})} for each in found]
 
-    return await _in_blocks(service, body, call, "classify", texts, answer)
+    return await _results(service, body, "classify", call, texts, answer)
 
 
 async def fill(service: Service, body: FillRequest, call: Call) -> Answer:
@@ -144,13 +131,13 @@ async def fill(service: Service, body: FillRequest, call: Call) -> Answer:
         found = run.fill_masks(list(block), **_given(body))
         return [{"masks": [[asdict(each) for each in mask] for mask in masks]} for masks in found]
 
-    return await _in_blocks(service, body, call, "fill", each_of(body.text), answer)
+    return await _results(service, body, "fill", call, each_of(body.text), answer)
 
 
 async def score(service: Service, body: ScoreRequest, call: Call) -> Answer:
     """Log-probabilities of targets after their sources, or continuations after prompts: as `evaluate --score`."""
     pairs = _pairs(each_of(body.source), each_of(body.target), "source", "target")
-    return await _in_blocks(service, body, call, "score", pairs, _scores)
+    return await _results(service, body, "score", call, pairs, _scores)
 
 
 def _scores(pairs: Sequence[tuple[str, str]], run: Served) -> list[Any]:

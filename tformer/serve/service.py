@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from tformer.decoding.settings import GenerationSettings
 from tformer.serve.metrics import Metrics
 from tformer.serve.models import Entry, Models, Served
 from tformer.serve.options import ServeOptions
-from tformer.serve.requests import MOST_ROWS, ChatRequest, RequestError, Sampling
+from tformer.serve.requests import MOST_ROWS, ChatRequest, Request, RequestError, Sampling
 from tformer.serve.work import Generation, Owner
 from tformer.support.errors import InputError
 from tformer.workers.work import Work
@@ -29,6 +30,7 @@ Result = TypeVar("Result")
 
 OPENAI = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0}
 """Defaults of OpenAI's API, in place of the model's own."""
+TEXTS_AT_ONCE = 32  # in one job of the models' thread
 
 
 @dataclass
@@ -72,10 +74,20 @@ class Service:
         self.failure: BaseException | None = None  # with which the server ends
 
     async def prepare(self) -> None:
-        """Load the first model, which is what /health waits for."""
+        """Load the first model. Where that fails, the server ends as by a signal, and the command with the error."""
         first = next(iter(self.models.entries.values()))
-        await self.owner.call(partial(self.models.get, first))
-        self.is_ready = True
+        try:
+            await self.owner.call(partial(self.models.get, first))
+            self.is_ready = True
+        except Exception as error:
+            self.failure = error.__cause__ or error
+            signal.raise_signal(signal.SIGTERM)
+
+    def chosen(self, body: Request, use: str, call: Call) -> Entry:
+        """The model that a request asks for; `call` has its name. Raises RequestError where there is none."""
+        entry = self.models.find(body.model, use)
+        call.model = entry.name
+        return entry
 
     async def on_model(self, entry: Entry, function: Callable[[Served], Result]) -> Result:
         """The result of a function of a model, in the thread of the models."""
@@ -86,6 +98,15 @@ class Service:
         """The same for long work, which polls `should_stop` between its slices: others go on meanwhile."""
         with self.models.used(entry):
             return await self.owner.call_long(lambda poll: function(self.models.get(entry), Work(should_stop=poll)))
+
+    async def in_blocks(
+        self, body: Request, use: str, call: Call, texts: Sequence[Any], function: Callable[..., list[Any]]
+    ) -> list[Any]:
+        """One result for each text, by a function of a block of texts and the model; others go on between blocks."""
+        entry, results = self.chosen(body, use, call), list[Any]()
+        for start in range(0, len(texts), TEXTS_AT_ONCE):
+            results += await self.on_model(entry, partial(function, texts[start : start + TEXTS_AT_ONCE]))
+        return results
 
     async def write(
         self,
