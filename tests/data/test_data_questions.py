@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from tformer.data.shards.marked_tokens import UNMARKED, tokenize_questions
 from tformer.data.sources.questions import QuestionRow, open_questions
 from tformer.evaluation.classifier import GivenRows
 from tformer.objectives.question_answering import QuestionAnsweringOptions
-from tformer.recipe.sections import SourceSpec
+from tformer.recipe.sections import Data, SourceSpec
 from tformer.support.errors import InputError
+from tformer.tasks.base import EvenlySpread
+from tformer.tasks.tagged import divided
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 
 CONTEXT = "Ada was born in London . Alan was born in Paris . Grace was born in Oslo ."
@@ -176,3 +179,27 @@ def test_the_windows_of_a_question_have_one_length_together(tokenizer: Tokenizer
     numbers = np.array([row.number for row in found.rows])
     assert (numbers == 0).sum() > 1 and (numbers == 1).sum() == 1
     assert found.source_lengths.tolist() == [found.lengths[numbers == number].sum() for number in numbers]
+
+
+def test_shares_and_divisions_keep_the_windows_of_a_text_together(tokenizer: Tokenizer) -> None:
+    def row(number: int, context: int) -> QuestionRow:
+        text = f"{context} " + CONTEXT * (1 + context % 3)
+        return QuestionRow("Where ?", text, "", f"a.json: question {number}", number=number, group=text)
+
+    rows = [row(number, number // 3) for number in range(60)]  # three questions to a context
+    data = Data.model_validate({"valid_fraction": 0.2})
+    kept, held_out = divided([GivenRows(rows, "a")], data)  # type: ignore[list-item]
+    contexts = [{each.text2 for each in part.rows()} for part in (kept, held_out)]
+    assert all(contexts) and not contexts[0] & contexts[1]
+
+    options = QuestionAnsweringOptions()
+    found = tokenize_questions([GivenRows(rows)], options, tokenizer, seq_len=20, token_types=True)
+    windows = Counter(each.number for each in found.rows)
+    assert found.text_numbers.tolist() == [each.number for each in found.rows] and max(windows.values()) > 3
+    for part in (0.05, 0.3, 0.5):
+        spread = EvenlySpread(found, max(1, round(part * len(found))))
+        for chosen in (spread.chosen, found.share(fraction=part, seed=1)):
+            numbers = Counter(each.number for each in chosen.rows)
+            assert len(numbers) == round(part * 60) and all(count == windows[key] for key, count in numbers.items())
+        assert len(spread.examples(0, range(len(spread)))) == len(spread) == len(spread.lengths)
+    assert len(found.share(fraction=1.0, seed=1)) == len(found)

@@ -174,11 +174,15 @@ def positions_of(samples: Any, each: int) -> float:
 
 
 class EvenlySpread:
-    """`count` of some samples, evenly spread over them."""
+    """`count` of some samples, evenly spread over them; of windows about as many, all of some texts."""
 
     def __init__(self, samples: Any, count: int) -> None:
         self._samples = samples
-        self._indices = spread_evenly(len(samples), count)
+        self._indices, texts = spread_evenly(len(samples), count), getattr(samples, "text_numbers", None)
+        if texts is not None and len(texts):
+            total = int(texts.max()) + 1
+            chosen = spread_evenly(total, max(1, round(count * total / len(texts))))
+            self._indices = np.flatnonzero(np.isin(texts, chosen))
         self.seq_len: int = samples.seq_len
         self.lengths: np.ndarray | None = None if samples.lengths is None else samples.lengths[self._indices]
 

@@ -101,8 +101,8 @@ def held_out_data(loaded: Loaded, options: DataOptions, work: Work, *, max_examp
     held_out = replace(held_out, batch_size=options.batch_size or held_out.batch_size)
     if max_examples is None or total <= max_examples:
         return held_out
-    name = f"{max_examples:,} of {total:,} examples of {held_out.name}"
-    return replace(held_out, name=name, samples=EvenlySpread(held_out.samples, max_examples))
+    samples = EvenlySpread(held_out.samples, max_examples)
+    return replace(held_out, name=f"{len(samples):,} of {total:,} examples of {held_out.name}", samples=samples)
 
 
 def evaluation_task(loaded: Loaded, options: DataOptions) -> Task:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tformer.data.permutation import share_of
 from tformer.data.shards.corpus import Example
 from tformer.data.shards.labelled_tokens import LabelledTokens
 from tformer.data.shards.template import Ragged, pair_template, single_template, text_room
@@ -45,10 +46,21 @@ class MarkedTokens(LabelledTokens):
         return [replace(example, label=row.marks) for example, row in found]
 
     @property
+    def text_numbers(self) -> np.ndarray:
+        """int64 [N]: the number of the text that each window is from, by their order."""
+        numbers = dict[Any, int]()
+        owners = ((row.place, row.number) for row in self.rows)
+        return np.array([numbers.setdefault(owner, len(numbers)) for owner in owners], dtype=np.int64)
+
+    @property
     def source_lengths(self) -> np.ndarray:
         """int64 [N]: the tokens of all windows of each window's text: a breakdown by length keeps them together."""
-        owner_N = np.unique([f"{row.place} {row.number}" for row in self.rows], return_inverse=True)[1]
-        return np.bincount(owner_N, self.lengths)[owner_N].astype(np.int64)
+        return np.bincount(self.text_numbers, weights=self.lengths).astype(np.int64)[self.text_numbers]
+
+    def share(self, *, fraction: float, seed: int) -> LabelledTokens:
+        """Some of the texts with all their windows, fixed by the seed."""
+        chosen = share_of(int(self.text_numbers.max()) + 1, fraction=fraction, seed=seed)
+        return self.subset(np.flatnonzero(np.isin(self.text_numbers, chosen)))
 
 
 def piece_words(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> np.ndarray:
