@@ -166,6 +166,8 @@ def as_request_error(error: Exception, models: Models) -> RequestError:
         found.message = models.without_paths(found.message)
         found.hint = found.hint and models.without_paths(found.hint)
         return found
+    if isinstance(error, TimeoutError):
+        return RequestError("the answer took longer than the server allows", 504, code="deadline_exceeded")
     if isinstance(error, OutOfMemoryError | MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return RequestError("out of memory", 503, code="out_of_memory", retry_after=RETRY_SECONDS)
     traceback.print_exception(error, file=sys.stderr)
@@ -245,9 +247,6 @@ async def _frames(chunks: AsyncIterator[dict[str, Any]], ends_at: float, models:
             if chunk is None:
                 break
             yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
-    except TimeoutError:
-        late = RequestError("the answer took longer than the server allows", 504, code="deadline_exceeded")
-        yield f"data: {json.dumps(error_document(late))}\n\n"
     except Exception as error:
         yield f"data: {json.dumps(error_document(as_request_error(error, models)))}\n\n"
     yield "data: [DONE]\n\n"

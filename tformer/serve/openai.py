@@ -217,22 +217,21 @@ async def chat(service: Service, body: ChatRequest, call: Call) -> Answer:
     if body.stream:
         head = envelope("chat.completion.chunk", prefix, call)
         return with_usage(_chat_chunks(head, parts, writing, body), body, head, call)
-    count, tokenizer = body.n or 1, writing.run.text_tokenizer
-    texts, scores, ends = [""] * count, [list[Document]() for _ in range(count)], ["length"] * count
-    async for piece in parts:
-        texts[piece.index] += piece.text
-        if piece.token and body.logprobs:
-            scores[piece.index].append(chat_logprobs(tokenizer, piece.token))
-        ends[piece.index] = piece.finish or ends[piece.index]
-    choices = [
+    choices: list[Document] = [
         {
             "index": index,
-            "message": {"role": "assistant", "content": texts[index], "refusal": None},
-            "logprobs": {"content": scores[index], "refusal": None} if body.logprobs else None,
-            "finish_reason": ends[index],
+            "message": {"role": "assistant", "content": "", "refusal": None},
+            "logprobs": {"content": [], "refusal": None} if body.logprobs else None,
+            "finish_reason": "length",
         }
-        for index in range(count)
+        for index in range(body.n or 1)
     ]
+    async for piece in parts:
+        choice = choices[piece.index]
+        choice["message"]["content"] += piece.text
+        if piece.token and body.logprobs:
+            choice["logprobs"]["content"].append(chat_logprobs(writing.run.text_tokenizer, piece.token))
+        choice["finish_reason"] = piece.finish or choice["finish_reason"]
     return envelope("chat.completion", prefix, call) | {"choices": choices, "usage": call.usage}
 
 

@@ -80,7 +80,7 @@ class Service:
             await self.owner.call(partial(self.models.get, first))
             self.is_ready = True
         except Exception as error:
-            self.failure = error.__cause__ or error
+            self.failure = (isinstance(error, RequestError) and error.__cause__) or error
             signal.raise_signal(signal.SIGTERM)
 
     def chosen(self, body: Request, use: str, call: Call) -> Entry:
@@ -234,14 +234,14 @@ def encoded(run: Served, texts: Sequence[str]) -> list[list[int]]:
 
 
 async def until_done(work: asyncio.Task[Result], gone: asyncio.Task[None], seconds: float) -> Result:
-    """The result of a task. Cancels it when the client is gone or the time is over: RequestError 499 or 504."""
+    """The result of a task. Raises RequestError 499 when the client is gone, TimeoutError when the time is over."""
     try:
         await asyncio.wait({work, gone}, timeout=max(0.0, seconds), return_when=asyncio.FIRST_COMPLETED)
         if work.done():
             return work.result()
         if gone.done():
             raise RequestError("the client is gone", 499, code="client_closed_request")
-        raise RequestError("the answer took longer than the server allows", 504, code="deadline_exceeded")
+        raise TimeoutError
     finally:
         work.cancel()
         gone.cancel()
