@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from tformer.build import build_model
-from tformer.checkpoint.read import Checkpoint, differences, read_checkpoint
-from tformer.checkpoint.resolve import newest_checkpoint
+from tformer.checkpoint.read import Checkpoint, differences
+from tformer.checkpoint.resolve import newest_checkpoint, suits
 from tformer.data.encoding import TextReader
 from tformer.interop.opening import open_checkpoint
 from tformer.model import Transformer
@@ -213,7 +213,9 @@ def load(
     """
     bound_products()
     if path is None:
-        path = newest_checkpoint(runs_dir, which, usable=lambda candidate: _suits(candidate, kinds))
+        path = newest_checkpoint(
+            runs_dir, which, usable=lambda folder: kinds is None or suits(folder, partial(_has_head, kinds))
+        )
     checkpoint = open_checkpoint(path, which, runs_dir=runs_dir)
     folder = checkpoint.path
     recipe = checkpoint.recipe
@@ -473,23 +475,13 @@ def load_generator(generator: Transformer, checkpoint: Checkpoint, *, shards: Sh
     stored.copy(weights, state)
 
 
-def _suits(folder: Path, kinds: Collection[str] | None) -> bool:
-    """Whether a command can use the checkpoint of a run that the user did not name.
-
-    True for a damaged one, so that loading it reports the damage.
-    """
-    if kinds is None:
-        return True
-    try:
-        recipe = read_checkpoint(folder).recipe
-    except InputError:
-        return True
+def _has_head(kinds: Collection[str], recipe: Recipe) -> bool:
     return not set(kinds).isdisjoint(_heads(recipe))
 
 
 def require_kind(folder: Path, recipe: Recipe, kinds: Collection[str] | None) -> None:
     """Raise InputError for a model without a head of these kinds; None: any."""
-    if kinds is not None and set(kinds).isdisjoint(_heads(recipe)):
+    if kinds is not None and not _has_head(kinds, recipe):
         is_body = all(isinstance(head, PoolerHeadOptions) for head in recipe.model.heads)
         trained = {objective.head.kind for objective in OBJECTIVES.values()} & set(_heads(recipe))
         raise InputError(

@@ -291,6 +291,20 @@ def test_a_base_that_was_moved_together_with_the_adapters_is_found(adapt: Cli, c
     assert outcome.code == 0, outcome.err
 
 
+def test_without_a_name_the_newest_run_with_adapters_is_merged_and_exported(adapt: Cli, cli: Cli, base: str) -> None:
+    adapt("--out", "runs/adapted", "--max-steps", 1)
+    shutil.copytree(base, "runs/whole")
+    for manifest in Path("runs/whole").rglob("manifest.json"):
+        manifest.touch()
+    outcome = cli("merge", "--out", "merged")
+    assert outcome.code == 0 and "of runs/adapted/checkpoints/step-00000001 and" in outcome.err, outcome.err
+    outcome = cli("export", "--to", "peft", "--out", "adapter")
+    assert "has no adapters" not in outcome.err, outcome.err
+    shutil.rmtree("runs/adapted")
+    outcome = cli("merge", "--out", "other")
+    assert outcome.code == 2 and "no run under runs/ suits this command (1 have a checkpoint)" in outcome.err
+
+
 def test_merge_refuses_a_whole_model_and_a_folder_that_exists(adapt: Cli, cli: Cli, base: str) -> None:
     adapt("--out", "run", "--max-steps", 1)
     for words, message in (

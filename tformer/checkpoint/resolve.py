@@ -11,6 +11,7 @@ from tformer.checkpoint import catalog
 from tformer.checkpoint.manifest import read_manifest
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, is_run, list_runs
+from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.files import MANIFEST, PICKLE_HINT, PICKLE_SUFFIXES
 
@@ -131,6 +132,15 @@ def newest_checkpoint(
             hint="let it train until its first checkpoint: tformer train --resume --out RUN",
         )
     raise InputError(f"there is no run under {runs_dir}/", hint=_suggest_run(None, Path(runs_dir)))
+
+
+def suits(folder: Path, does: Callable[[Recipe], bool]) -> bool:
+    """Whether a checkpoint's recipe does; True for a damaged one, so that loading it reports the damage."""
+    try:
+        recipe = read_checkpoint(folder).recipe
+    except InputError:
+        return True
+    return does(recipe)
 
 
 def _choose(folder: Path, run: Path, which: str) -> Path:

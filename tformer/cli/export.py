@@ -93,6 +93,7 @@ def export(options: ExportOptions) -> None:
     with StopFlag() as flag:
         from tformer.checkpoint.average import require_new
         from tformer.checkpoint.resolve import newest_checkpoint
+        from tformer.interop.adapters import has_adapters
         from tformer.interop.exporting import export_checkpoint
         from tformer.interop.opening import open_checkpoint
         from tformer.interop.to_ctranslate2 import export_ctranslate2
@@ -102,7 +103,10 @@ def export(options: ExportOptions) -> None:
         from tformer.workers.work import Work
 
         require_new(out)
-        checkpoint = open_checkpoint(newest_checkpoint(which=which) if options.run is None else options.run, which)
+        run: Any = options.run
+        if run is None:
+            run = newest_checkpoint(which=which, usable=has_adapters if options.to == "peft" else lambda folder: True)
+        checkpoint = open_checkpoint(run, which)
         if options.to == "peft":
             from tformer.interop.peft import export_adapters
 

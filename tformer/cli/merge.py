@@ -48,16 +48,17 @@ def merge(options: MergeOptions) -> None:
         raise InputError("--out is missing: name the folder of the new checkpoint", hint="--out runs/NAME")
     from tformer.checkpoint.average import require_new
     from tformer.checkpoint.resolve import newest_checkpoint
-    from tformer.interop.adapters import merge_adapters
+    from tformer.interop.adapters import has_adapters, merge_adapters
     from tformer.support.device import DTYPES
 
     require_new(options.out)
-    run = newest_checkpoint(which=options.checkpoint) if options.run is None else options.run
-    made = merge_adapters(run, options.out, which=options.checkpoint, base=options.base, dtype=DTYPES[options.dtype])
+    which = options.checkpoint
+    run = newest_checkpoint(which=which, usable=has_adapters) if options.run is None else options.run
+    made = merge_adapters(run, options.out, which=which, base=options.base, dtype=DTYPES[options.dtype])
     for note in made.notes:
         console.print(note, markup=False)
     parameters, base = sum(math.prod(spec.shape) for spec in made.specs("weights").values()), str(made.base.path)
-    line = f"{parameters:,} parameters in {options.dtype}, of step {made.step} and {base}"
+    line = f"{parameters:,} parameters in {options.dtype}, of {made.path} and {base}"
     document = {
         "path": str(options.out),
         "step": made.step,

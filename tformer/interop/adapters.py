@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tformer.build import add_adapters, build_model
 from tformer.checkpoint.read import Checkpoint, differences, read_checkpoint
-from tformer.checkpoint.resolve import resolve_checkpoint
+from tformer.checkpoint.resolve import resolve_checkpoint, suits
 from tformer.checkpoint.run import CHECKPOINTS, is_run
 from tformer.checkpoint.save import CheckpointContents, write_checkpoint
 from tformer.checkpoint.tensor_files import TensorSpec
@@ -149,6 +149,11 @@ def with_base(own: Checkpoint, *, instead: str | Path | None = None) -> Checkpoi
         own=own,
         base=base,
     )
+
+
+def has_adapters(folder: Path) -> bool:
+    """Whether a checkpoint holds adapters, see `suits`."""
+    return suits(folder, lambda recipe: recipe.lora is not None)
 
 
 def base_of(path: Path) -> Checkpoint:
