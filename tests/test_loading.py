@@ -120,6 +120,8 @@ def test_absent_path_skips_runs_of_another_kind(run: RunDirectory, tokenizer: To
     other = RunDirectory.create(arch="bert", preset="tiny", runs_dir=run.path.parent)
     save(other, make_model(tokenizer), tokenizer, recipe_yaml=RECIPE + "  heads: [{kind: classifier}]\n")
     assert load(runs_dir=run.path.parent, kinds={"lm"}).path.parents[1] == run.path
+    suited = load(runs_dir=run.path.parent, usable=lambda recipe: recipe.model.heads[0].kind == "lm")
+    assert suited.path.parents[1] == run.path
     with pytest.raises(InputError, match="found classifier, expected lm"):
         load(other.path, kinds={"lm"})
     with pytest.raises(InputError, match="suits this command"):

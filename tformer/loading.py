@@ -191,6 +191,7 @@ def load(
     which: str = "best",
     runs_dir: str | Path = "runs",
     kinds: Collection[str] | None = None,
+    usable: Callable[[Recipe], bool] = lambda recipe: True,
     lazily: bool = False,
 ) -> Loaded:
     """Load a model for inference.
@@ -203,6 +204,7 @@ def load(
         which: `best`, `latest` or `step-N` of a run.
         runs_dir: where runs are looked for.
         kinds: heads that the caller can use (`{"lm"}`, …); None: any.
+        usable: what else a run must be that is looked for.
         lazily: leave the weights to `fill`, so that `prepare_inference` packs each matrix before the next one is read.
 
     Averaged weights are taken where the checkpoint has them.
@@ -213,9 +215,8 @@ def load(
     """
     bound_products()
     if path is None:
-        path = newest_checkpoint(
-            runs_dir, which, usable=lambda folder: kinds is None or suits(folder, partial(_has_head, kinds))
-        )
+        found = partial(suits, does=lambda recipe: _has_head(kinds, recipe) and usable(recipe))
+        path = newest_checkpoint(runs_dir, which, usable=found)
     checkpoint = open_checkpoint(path, which, runs_dir=runs_dir)
     folder = checkpoint.path
     recipe = checkpoint.recipe
@@ -475,8 +476,8 @@ def load_generator(generator: Transformer, checkpoint: Checkpoint, *, shards: Sh
     stored.copy(weights, state)
 
 
-def _has_head(kinds: Collection[str], recipe: Recipe) -> bool:
-    return not set(kinds).isdisjoint(_heads(recipe))
+def _has_head(kinds: Collection[str] | None, recipe: Recipe) -> bool:
+    return kinds is None or not set(kinds).isdisjoint(_heads(recipe))
 
 
 def require_kind(folder: Path, recipe: Recipe, kinds: Collection[str] | None) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 import tformer
+from tests.random_runs import random_run
 from tests.training.pair_makers import metrics
 from tformer.cli.chat import Lines
 from tformer.decoding.chat import Conversation
@@ -265,6 +266,15 @@ def test_generate_answers_single_messages(cli: Cli) -> None:
 def test_wrong_uses_are_refused(words: tuple[str, ...], message: str, cli: Cli) -> None:
     outcome = cli(*words)
     assert outcome.code == 2 and message in outcome.err
+
+
+def test_without_a_name_the_newest_decoder_alone_answers(talk: Callable[..., Any]) -> None:
+    shutil.copytree("assistant", "runs/assistant")
+    heads = "{d_model: 8, max_seq_len: 8, encoder: {num_layers: 1, num_heads: 2}, heads: [{kind: masked_lm}]}"
+    recipe = f"schema: 1\nmodel: {heads}\nobjectives: [{{kind: masked_lm}}]\n"
+    random_run(Path("runs"), recipe, arch="bert", letters="abc ", template="bert")
+    outcome = talk(["a"], "--greedy", "--max-new-tokens", 2)
+    assert outcome.code == 0 and "chatting with runs/assistant/" in outcome.err, outcome.err
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from tformer.decoding.translate import Continuer, Translation
 from tformer.loading import Loaded, load
 from tformer.nn.heads import HEADS
 from tformer.nn.products import row_class
+from tformer.recipe.recipe import Recipe
 from tformer.support.decoding import Use
 from tformer.support.device import resolve_device
 from tformer.support.errors import InputError
@@ -51,7 +52,11 @@ def load_models(options: GenerateOptions) -> list[Loaded]:
 def load_model(name: str | None, options: GenerateOptions, device: torch.device) -> Loaded:
     """A model that writes text or fills masks, without its weights until `prepare_models`; None: of the newest run."""
     heads = {kind for kind, head in HEADS.items() if head.over_vocabulary}
-    return load(name, device=device, which=options.checkpoint, kinds=heads, lazily=True)
+
+    def usable(recipe: Recipe) -> bool:
+        return recipe.model.encoder is None or not options.chat
+
+    return load(name, device=device, which=options.checkpoint, kinds=heads, usable=usable, lazily=True)
 
 
 def prepare_models(models: Sequence[Loaded], options: GenerateOptions) -> list[Loaded]:

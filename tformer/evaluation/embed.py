@@ -29,6 +29,7 @@ from tformer.loading import Loaded, load, weights_hash
 from tformer.nn.classification_heads import POOLINGS, PooledHead
 from tformer.nn.heads import Output
 from tformer.objectives.labelled import collate_images
+from tformer.recipe.recipe import Recipe
 from tformer.support.device import resolve_device
 from tformer.support.errors import InputError
 from tformer.workers.work import QUIET, Work
@@ -38,8 +39,13 @@ LAST = "last"  # the pooling eos under the name that others use
 
 def load_for_vectors(run: str | None, options: EmbedOptions, *, hashed: bool = True) -> tuple[Loaded, str]:
     """(the model of a path, prepared to embed texts, the hash of its weights). Raises InputError for one of images."""
-    loaded = load(run, device=resolve_device(options.device), which=options.checkpoint, lazily=not hashed)
-    if loaded.recipe.model.patches is not None:
+
+    def usable(recipe: Recipe) -> bool:
+        return recipe.model.patches is None
+
+    device = resolve_device(options.device)
+    loaded = load(run, device=device, which=options.checkpoint, usable=usable, lazily=not hashed)
+    if not usable(loaded.recipe):
         raise InputError(f"{loaded.path} reads images, expected a model of texts", hint="in Python: run.embed(paths)")
     sha256 = weights_hash(loaded) if hashed else ""
     prepare_loaded(loaded, options.precision, options.quantize)
