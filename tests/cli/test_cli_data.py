@@ -76,6 +76,80 @@ def test_a_table_without_labels_is_described_too(cli: Cli, tmp_path: Path) -> No
     assert outcome.code == 0 and "labels" not in outcome.out and "rows: 2" in outcome.out
 
 
+TAGGED = "Ada B-PER\nsings O\n\nin O\nOslo B-LOC\n\nAda O\nsings O\n"
+CONTEXT = "Ada was born in Oslo ."
+
+
+def squad(start: int = 16) -> dict[str, Any]:
+    asked = [
+        {"id": "1", "question": "Where ?", "answers": [{"text": "Oslo", "answer_start": start}]},
+        {"id": "2", "question": "When ?", "answers": [], "is_impossible": True},
+    ]
+    return {"version": "2.0", "data": [{"title": "Ada", "paragraphs": [{"context": CONTEXT, "qas": asked}]}]}
+
+
+TAGS = {"words": ["Ada", "sings"], "tags": ["B-PER", "O"]}
+MARKED = {
+    "a.conll": (TAGGED, ["a.conll: words with tags", "rows: 3", "labels (3): O, B-PER, B-LOC (66.7%, 16.7%, 16.7%)"]),
+    "a.txt": (TAGGED, ["a.txt: words with tags", "caution: 1 text with several labels (lines 1 and 7)"]),
+    "a.jsonl": (json.dumps(TAGS) + "\n", ["a.jsonl: words with tags", "labels (2): B-PER, O (50.0%, 50.0%)"]),
+    "b.jsonl": (
+        json.dumps({"question": "Where ?", "context": CONTEXT, "answers": {"text": ["Oslo"], "answer_start": [16]}}),
+        ["b.jsonl: questions about contexts", "labels (1): answer (100.0%)"],
+    ),
+    "a.json": (
+        json.dumps(squad()),
+        ["a.json: questions about contexts", "labels (2): answer, no answer (50.0%, 50.0%)"],
+    ),
+    "b.json": (json.dumps(squad(), indent=1), ["b.json: questions about contexts", "rows: 2"]),
+}
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_tags_and_questions_are_described(cli: Cli, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(MARKED[name][0])
+    words = ("--objective", "token_classification") if name == "a.txt" else ()
+    outcome = cli("data", tmp_path / name, "--valid", tmp_path / name, *words)
+    assert outcome.code == 0, outcome.err
+    assert all(line in outcome.out for line in MARKED[name][1]) and "whose text is in the training data" in outcome.out
+    assert len(outcome.out.splitlines()) <= 6 and cli("data", tmp_path / name, "-o", tmp_path / "a.html").code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "a.conll",
+            "Ada B-PER\nsings\n",
+            "a.conll:2: expected a word in column 0 and its tag in another, found 1 column",
+        ),
+        (
+            "a.jsonl",
+            json.dumps(TAGS | {"tags": ["O"]}),
+            "a.jsonl:1: expected one tag for each word, found 2 words, 1 tag",
+        ),
+        ("a.json", json.dumps(squad(3)), "a.json: question 1: the answer 'Oslo' does not stand at character 3"),
+        ("a.json", "{\n", "a.json: not JSON"),
+    ],
+)
+def test_data_says_what_train_would_say_of_wrong_tags_and_questions(
+    cli: Cli, tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    outcome = cli("data", tmp_path / name)
+    assert outcome.code == 2 and message in outcome.err and len(outcome.err.splitlines()) <= 2
+    kind = "question_answering" if name == "a.json" else "token_classification"
+    said = cli("train", "--arch", "bert", "--objective", kind, "--data", tmp_path / name, "--out", tmp_path / "run").err
+    assert outcome.err.splitlines()[0] in said
+
+
+def test_sentences_and_contexts_are_read_in_windows(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "a.conll").write_text(TAGGED)
+    assert cli("train-tokenizer", tmp_path / "a.conll", "--model", "char", "--out", tmp_path / "t.json").code == 0
+    outcome = cli("data", tmp_path / "a.conll", "--tokenizer", tmp_path / "t.json", "--max-length", "4")
+    assert "3 texts longer than 4 tokens would be read in windows" in outcome.out, outcome.err
+
+
 PAIRS = "".join(f"{chr(97 + n % 26)}{n} b\t{n} c\n" for n in range(30)) + "a0 b\t0 c\nsame\tsame\nx\t\n"
 
 

@@ -57,7 +57,16 @@ class DataOptions:
         None
     )
     objective: Annotated[
-        Literal["classification", "multi_label", "regression", "seq2seq", "causal_lm"] | None,
+        Literal[
+            "classification",
+            "multi_label",
+            "regression",
+            "seq2seq",
+            "causal_lm",
+            "token_classification",
+            "question_answering",
+        ]
+        | None,
         DATA("--objective", help="Training that the data is for.", default="what its columns fit"),
     ] = None
     invalid_utf8: Annotated[Errors, DATA("--invalid-utf8", help="Invalid UTF-8: an error or U+FFFD.", rare=True)] = (
@@ -101,9 +110,9 @@ class DataOptions:
 def data(options: DataOptions) -> None:
     """Look at data: columns, labels, lengths, duplicates, bad rows.
 
-    Labelled tables, pairs and running text. Near duplicates are texts that differ in case, white space and punctuation
-    only. Bad rows have no label, no text or missing cells. `train` says the same of its data, and never divides equal
-    texts between training and validation.
+    Labelled tables, pairs, running text, words with tags (CoNLL, jsonl) and questions about contexts (SQuAD's json).
+    Near duplicates are texts that differ in case, white space and punctuation only. Bad rows have no label, no text or
+    missing cells. `train` says the same of its data, and never divides equal texts between training and validation.
     """
     options.check()
     from tformer.data.sources.reading import Reading

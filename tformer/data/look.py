@@ -10,14 +10,15 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 
 from tformer.data.sources.files import Piece, split_lines
 from tformer.data.sources.labelled import duplicate_keys, split_labels
-from tformer.data.sources.tables import LabelledRow, PairRow
+from tformer.data.sources.questions import QuestionRow
+from tformer.data.sources.tables import LabelledRow, PairRow, TaggedRow
 from tformer.support.formatting import listed, plural
 
 MAX_ROWS = 500_000
@@ -37,10 +38,12 @@ class Look:
 
     Figures of rows:
         rows, looked_at: number of rows, and of the first ones that the other figures describe.
-        labels: number of rows of each label, the most frequent first; empty for scores and of pairs.
+        labels: number of rows of each label (of words of each tag; of questions with an answer and without), the most
+            frequent first; empty for scores and of pairs.
         lengths: median, p95 and longest of the texts, in `unit`; histogram: [from, to, rows] of each bin. Of pairs for
             `source` and `target`.
-        max_length, cut: what a model reads, and the number of longer rows; None: not known.
+        max_length, cut: what a model reads, and the number of longer rows; None: not known. windows: longer rows are
+            read in windows.
         blank: rows without text, or pairs of which a side has none; exact, near: rows that occur before, as they are or
             nearly; equal: pairs of a text and itself.
         conflicting: texts with several labels, or sources with several targets; conflicts: the lines of the first ones.
@@ -76,7 +79,10 @@ def look_at(
     is_pair = isinstance(looked_at[0], PairRow)
     written = [row for row in looked_at if (all if is_pair else any)(map(str.strip, texts_of(row)))]
     texts = [texts_of(row) for row in written]
-    asked, answers = slice(1 if is_pair else 2), [getattr(row, "label", None) for row in written]
+    asked, answers = (
+        slice(1 if is_pair else 2),
+        [getattr(row, "tags", None) or getattr(row, "label", None) for row in written],
+    )
     keys_N = asked_N = duplicate_keys(each[asked] for each in texts)
     if is_pair:  # a source is asked for its target
         target_N = duplicate_keys(each[1:] for each in texts)
@@ -87,14 +93,16 @@ def look_at(
             places.setdefault(key, {}).setdefault(answer, row.place.rpartition(":")[2])
     conflicts = [tuple(of.values()) for of in places.values() if len(of) > 1]
     exact = len(texts) - len(set(texts))
+    labels = chain.from_iterable(_labels_of(row, separator) for row in looked_at)
     found: dict[str, Any] = {
         "rows": len(lengths),
         "looked_at": len(looked_at),
-        "labels": _count_labels(looked_at, separator) if has_classes else {},
+        "labels": dict(Counter(labels).most_common()) if has_classes else {},
         "unit": unit,
         "lengths": _spread(lengths[: len(looked_at)]),
         "max_length": most,
         "cut": None if most is None else int((lengths.reshape(len(lengths), -1) > most).any(axis=1).sum()),
+        "windows": hasattr(looked_at[0], "marks"),
         "blank": len(looked_at) - len(written),
         "exact": exact,
         "near": len(texts) - len(np.unique(keys_N)) - exact,
@@ -158,11 +166,15 @@ def _beginning(rows: Rows) -> Iterator[LabelledRow | PairRow]:
         yield row
 
 
-def _count_labels(rows: Rows, separator: str | None) -> dict[str, int]:
-    labels = [row.label for row in rows if isinstance(row, LabelledRow) and row.label is not None]
-    if separator is not None:
-        labels = [each for label in labels for each in split_labels(label, separator)]
-    return dict(Counter(labels).most_common())
+def _labels_of(row: LabelledRow | PairRow, separator: str | None) -> Sequence[str]:
+    if isinstance(row, TaggedRow):
+        return row.tags
+    if isinstance(row, QuestionRow):
+        return ("answer" if row.answers else "no answer",)
+    label: str | None = getattr(row, "label", None)
+    if label is None:
+        return ()
+    return [label] if separator is None else split_labels(label, separator)
 
 
 def _spread(lengths: np.ndarray) -> dict[str, Any]:
@@ -200,7 +212,7 @@ def _line_on_lengths(found: Mapping[str, Any]) -> str:
 
 def _lines_on_rows(found: Mapping[str, Any]) -> Iterator[str]:
     part = "" if found["looked_at"] == found["rows"] else f" (of the first {found['looked_at']:,} rows)"
-    one, asked, answers, fate = "text", "text", "labels", "cut"
+    one, asked, answers, fate = "text", "text", "labels", "read in windows" if found["windows"] else "cut"
     blank, validated = ("blank text", ""), "validation row"
     if is_pair := "equal" in found:
         one, asked, answers, fate = "pair", "source", "targets", "left out"

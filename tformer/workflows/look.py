@@ -12,12 +12,14 @@ import numpy as np
 
 from tformer.data.look import MOST_LABELS, line_on_labels, look_at, look_at_text, sides_of, texts_of
 from tformer.data.sources.columns import Column, is_number
-from tformer.data.sources.files import format_ending
+from tformer.data.sources.files import format_ending, locate
 from tformer.data.sources.image_files import IMAGE_ENDINGS, is_idx
 from tformer.data.sources.labelled import LabelledSource, open_labelled
 from tformer.data.sources.pairs import open_pairs
+from tformer.data.sources.questions import open_questions
 from tformer.data.sources.reading import BadRows, Reading
-from tformer.data.sources.tables import LabelledRow, PairRow, Table
+from tformer.data.sources.tables import LabelledRow, PairRow, Table, json_objects
+from tformer.data.sources.tagged import CONLL_ENDINGS, KEYS, open_tagged
 from tformer.data.sources.text import TEXT_ENDINGS, open_sources
 from tformer.recipe.data_defaults import words_of
 from tformer.recipe.sections import Columns, SourceSpec
@@ -28,13 +30,20 @@ from tformer.workflows.tokenizing import open_subject
 
 GUESSED_ROWS, FEW_ROWS = 1000, 10  # whose labels are compared; with fewer, any may be labels
 
-OBJECTIVES = {"seq2seq": "pairs", "causal_lm": "text"}  # the others have labels
-ROLES = {"labels": ("text", "text2", "label"), "pairs": ("source", "target"), "text": ()}
-"""Kinds of data, and the columns that they are said to have."""
+OBJECTIVES = {
+    "seq2seq": "pairs",
+    "causal_lm": "text",
+    "token_classification": "tags",
+    "question_answering": "questions",
+}
+"""Kinds of data that objectives read; the others read labels."""
+ROLES = {"labels": ("text", "text2", "label"), "pairs": ("source", "target")}
+"""Columns that kinds of data are said to have."""
+WITHOUT_COLUMNS = {"pairs": "aligned lines", "tags": "words with tags", "questions": "questions about contexts"}
 
 
 class DataLook:
-    """What `tformer data` says of labelled tables, pairs and running text.
+    """What `tformer data` says of labelled tables, pairs, running text, tagged words and questions about contexts.
 
     Args:
         objective: that the data is for; None: what its columns fit.
@@ -68,7 +77,7 @@ class DataLook:
         rows = [row for source in self.sources for row in source.rows()]
         if not rows:
             raise InputError(f"{self.name}: no row can be used: {self.bad}")
-        alike = "seq2seq" if self.kind == "pairs" else objective or "classification"
+        alike = {kind: name for name, kind in OBJECTIVES.items()}.get(self.kind, objective or "classification")
         held = _open(valid, columns, reading, alike)[1] if valid else []
         self.look = look_at(
             rows,
@@ -89,10 +98,10 @@ class DataLook:
         """Of the first table those that are read, by role, and the others."""
         table = self.sources[0].parts[0]
         if not isinstance(table, Table):
-            return dict.fromkeys(ROLES[self.kind]), []
+            return dict.fromkeys(ROLES.get(self.kind, ())), []
         used = set(chain.from_iterable(table.columns.values()))
         unused = [name for number, name in enumerate(table.names or ()) if number not in used]
-        return {role: table.column(role) for role in ROLES[self.kind]}, unused
+        return {role: table.column(role) for role in ROLES.get(self.kind, ())}, unused
 
     def document(self) -> dict[str, Any]:
         """All figures, as `--json` prints them."""
@@ -114,7 +123,7 @@ class DataLook:
         """At most six lines of text."""
         notes, found, (columns, unused) = self.sources[0].notes, self.look.figures, self.columns
         read = ", ".join(str(column) for column in columns.values() if column is not None)
-        kind = "aligned lines" if self.kind == "pairs" else "running text"
+        kind = WITHOUT_COLUMNS.get(self.kind, "running text")
         first = notes[0] if notes and self.kind != "text" else f"{self.name}: {read or kind}"
         others = listed([name or "(no name)" for name in unused], MOST_LABELS)
         yield first + (f"; not used: {others}" if unused else "")
@@ -146,10 +155,30 @@ def specs_of(paths: Sequence[str], targets: Sequence[str], *, option: str) -> li
     return [SourceSpec(path=path, target_path=target) for path, target in zip_longest(paths, targets)]
 
 
-def _kinds(specs: Sequence[SourceSpec], columns: Columns, objective: str | None) -> tuple[str, ...]:
+def _kind_with_marks(path: str, columns: Columns, reading: Reading) -> str | None:
+    """tags or questions, by the ending of a file or by the keys of its first row; None: another kind."""
+    ending = format_ending(Path(path))
+    if ending in CONLL_ENDINGS:
+        return "tags"
+    if ending not in (".json", ".jsonl") or columns != Columns():
+        return None
+    try:
+        [content, *_] = locate(path, is_known=lambda _: True, known="").contents(reading)
+        [(_, row)] = islice(json_objects(content), 1)
+    except (InputError, ValueError):  # JSON over several lines, or none at all
+        return "questions" if ending == ".json" else None
+    lists = {key for key, value in row.items() if isinstance(value, list | dict)}
+    if (ending == ".json" and "data" in lists) or (lists >= {"answers"} and row.keys() >= {"question", "context"}):
+        return "questions"
+    return "tags" if all(lists & {*names} for names in KEYS.values()) else None
+
+
+def _kinds(specs: Sequence[SourceSpec], columns: Columns, reading: Reading, objective: str | None) -> tuple[str, ...]:
     """The kinds of data that these may be, the likeliest first."""
     if objective in OBJECTIVES or any(spec.target_path for spec in specs):
         return (OBJECTIVES.get(objective or "", "pairs"),)
+    if objective is None and (kind := _kind_with_marks(specs[0].path, columns, reading)) is not None:
+        return (kind,)
     if columns.source is not None or columns.target is not None:
         return ("pairs",)
     if columns.label is not None:
@@ -173,9 +202,13 @@ def _open(
             raise InputError(f"{path}: found images; tformer data looks at text", hint=hint)
     how: dict[str, Any] = {"columns": columns, "reading": reading}
     labels: dict[str, Any] = {"multi_label": objective == "multi_label", "numeric_label": objective == "regression"}
-    kinds, errors = _kinds(specs, columns, objective), list[InputError]()
+    kinds, errors = _kinds(specs, columns, reading, objective), list[InputError]()
     for kind in kinds:
         try:
+            if kind == "questions":
+                return kind, open_questions(specs, reading=reading)
+            if kind == "tags":
+                return kind, open_tagged(specs, **how)
             if kind in ("pairs", "text"):
                 return kind, open_pairs(specs, **how) if kind == "pairs" else open_sources(specs, **how)
             labelled = open_labelled(specs, **how, **labels, needs_label=kind == "labels")

@@ -22,7 +22,8 @@ from tformer.data.sources.tables import LabelledRow, TaggedRow, json_objects, wh
 from tformer.support.errors import InputError
 from tformer.support.formatting import plural, whole_number
 
-FOLDER_ENDINGS = (".conll", ".conllu", ".iob", ".bio", ".txt", ".tsv", ".jsonl")
+CONLL_ENDINGS = (".conll", ".conllu", ".iob", ".bio")
+FOLDER_ENDINGS = (*CONLL_ENDINGS, ".txt", ".tsv", ".jsonl")
 OTHER_TABLES = (".csv", ".parquet", ".xlsx", ".ods", ".json")
 DOCUMENT = "-DOCSTART-"
 KEYS = {"text": ("words", "tokens"), "label": ("tags", "ner_tags", "pos_tags", "upos", "labels")}
