@@ -25,6 +25,10 @@ from tformer.support.options import (
     require_at_most_one,
 )
 
+OBJECTIVES = (
+    *("classification", "multi_label", "regression", "seq2seq", "causal_lm"),
+    *("token_classification", "question_answering"),
+)
 LENGTHS, OUTPUT = Panel("Lengths"), Panel("Output")
 
 EPILOG = examples(
@@ -57,17 +61,13 @@ class DataOptions:
         None
     )
     objective: Annotated[
-        Literal[
-            "classification",
-            "multi_label",
-            "regression",
-            "seq2seq",
-            "causal_lm",
-            "token_classification",
-            "question_answering",
-        ]
-        | None,
-        DATA("--objective", help="Training that the data is for.", default="what its columns fit"),
+        Literal[*OBJECTIVES] | None,  # type: ignore[valid-type]
+        DATA(
+            "--objective",
+            metavar="NAME",
+            help=f"Training that the data is for: {', '.join(OBJECTIVES)}.",
+            default="what its columns fit",
+        ),
     ] = None
     invalid_utf8: Annotated[Errors, DATA("--invalid-utf8", help="Invalid UTF-8: an error or U+FFFD.", rare=True)] = (
         "strict"
