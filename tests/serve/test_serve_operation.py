@@ -25,8 +25,10 @@ import pytest
 from tests.random_runs import random_contents
 from tests.serve.conftest import GPT, LETTERS, Server, make_gpt, served, silence
 from tests.viz.plot_runs import write_run
+from tformer.serve.app import make_app
 from tformer.serve.models import LOOK_AGAIN_SECONDS
 from tformer.serve.options import ServeOptions
+from tformer.serve.service import Service
 from tformer.serve.work import Owner
 from tformer.support.errors import InputError
 
@@ -390,6 +392,16 @@ def test_a_model_whose_files_are_gone_or_damaged_fails_alone_and_a_loaded_one_go
         for reply in replies[1:]:
             assert reply.error["code"] == "model_failed" and str(tmp_path) not in reply.error["message"]
         assert "Traceback" not in "".join(server.log) and any(str(tmp_path) in line for line in server.log)
+
+
+def test_health_is_503_until_the_first_model_is_loaded(runs: dict[str, Path]) -> None:
+    service = Service(ServeOptions(runs=(str(runs["gpt"]),)))
+    [health] = [route.endpoint for route in make_app(service).routes if getattr(route, "path", "") == "/health"]  # type: ignore[attr-defined]
+    loading = health(None)
+    assert loading.status_code == 503 and loading.headers["Retry-After"] and b"not loaded yet" in loading.body
+    asyncio.run(service.prepare())
+    assert health(None).status_code == 200
+    service.owner.close()
 
 
 @pytest.mark.slow
