@@ -101,7 +101,7 @@ def test_a_load_of_good_and_broken_requests_is_answered_and_memory_is_level(
             with ThreadPoolExecutor(16) as pool:
                 return Counter(pool.map(one, numbers))
 
-        load(400)  # caches fill
+        load(1400)  # caches fill: level from here on
         before, threads = resident_bytes(server), num_threads(server)
         assert load(2000) == {"good": 1800, "broken": 200}
         assert resident_bytes(server) < 1.05 * before and num_threads(server) <= threads + 2
