@@ -184,7 +184,7 @@ def _padding(recipe: Recipe) -> dict[str, Any]:
 
 
 def load(
-    path: str | Path | None = None,
+    path: str | Path | Checkpoint | None = None,
     *,
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
@@ -197,8 +197,8 @@ def load(
     """Load a model for inference.
 
     Args:
-        path: a run, checkpoint or Hugging Face folder; None: the run under `runs_dir` that was saved to last and has a
-            checkpoint.
+        path: a run, checkpoint or Hugging Face folder, or an open checkpoint; None: the run under `runs_dir` that was
+            saved to last and has a checkpoint.
         device: where the parameters go.
         dtype: of parameters and activations; None: parameters as trained (fp32).
         which: `best`, `latest` or `step-N` of a run.
@@ -217,7 +217,7 @@ def load(
     if path is None:
         found = partial(suits, does=lambda recipe: _has_head(kinds, recipe) and usable(recipe))
         path = newest_checkpoint(runs_dir, which, usable=found)
-    checkpoint = open_checkpoint(path, which, runs_dir=runs_dir)
+    checkpoint = path if isinstance(path, Checkpoint) else open_checkpoint(path, which, runs_dir=runs_dir)
     folder = checkpoint.path
     recipe = checkpoint.recipe
     require_kind(folder, recipe, kinds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,8 +22,11 @@ from tformer.interop.foreign_checkpoint import open_folder
 from tformer.interop.weight_files import CONFIG
 from tformer.kernels.functions import find
 from tformer.model import Transformer
-from tformer.nn.lora import ADAPTER, FrozenMatrix, frozen_form, projections
+from tformer.nn.heads import VocabularyHead
+from tformer.nn.linear import Linear
+from tformer.nn.lora import ADAPTER, Adapter, FrozenMatrix, frozen_form
 from tformer.recipe import Recipe, recipe_to_yaml
+from tformer.recipe.sections import Lora
 from tformer.support import files
 from tformer.support.errors import InputError
 from tformer.support.files import MANIFEST
@@ -73,14 +77,19 @@ class AdaptedCheckpoint(Checkpoint):
     base: Checkpoint = field(kw_only=True)
     changed: bool = True  # by the adapters; False: the base alone
 
+    @property
+    def lora(self) -> Lora:
+        """The adapters' section of the recipe they were trained with."""
+        assert self.own.recipe.lora is not None
+        return self.own.recipe.lora
+
     @cached_property
     def _model(self) -> Transformer:
         """The model on the meta device, with its adapters."""
         recipe = self.own.recipe
-        assert recipe.lora is not None
         model = build_model(recipe.model, num_labels=len(recipe.data.labels) or None, device="meta")
         with torch.device("meta"):
-            add_adapters(model, recipe.model, recipe.lora)
+            add_adapters(model, recipe.model, self.lora)
         return model
 
     @property
@@ -105,28 +114,47 @@ class AdaptedCheckpoint(Checkpoint):
         weights = self.weights()
         return {name: weights[name][rows] for name, rows in wanted.items()}
 
+    def trained(self) -> dict[str, Tensor]:
+        """The tensors of the adapters, and those that were trained in full; averaged ones where there are."""
+        return self.own.weights() | (self.own.ema() or {})
+
+    def adapter(self, path: str, trained: Mapping[str, Tensor]) -> Adapter | None:
+        """The adapter of the matrix of this module, with its tensors; None: it has none."""
+        linear = self._model.get_submodule(path)
+        if not isinstance(linear, Linear) or linear.adapter is None:
+            return None
+        adapter: Adapter = copy.deepcopy(linear.adapter).to_empty(device="cpu")
+        adapter.load_state_dict({key: trained[f"{path}{ADAPTER}{key}"] for key in adapter.state_dict()})
+        return adapter
+
+    @cached_property
+    def can_share(self) -> bool:
+        """Whether each layer is the base's beside its adapters, or trained in full: not with DoRA or biases alone."""
+        base, own = ({*each.specs("weights"), *each.tied} for each in (self.base, self.own))
+        layers = (
+            {f"{path}.{name}" for name, _ in module.named_parameters(recurse=False)}
+            for path, module in self._model.named_modules()
+            if isinstance(module, Linear | VocabularyHead)
+        )
+        return not self.lora.dora and all(names <= own or names <= base - own for names in layers)
+
     def weights(self) -> dict[str, Tensor]:
-        lora, model = self.own.recipe.lora, self._model
-        assert lora is not None
-        own = self.own.weights() | (self.own.ema() or {})
+        model, own = self._model, self.trained()
         found = self.base.weights() | (self.base.ema() or {}) | own
         state = {name: tensor for name, tensor in model.state_dict().items() if name not in model.tied_names()}
         if problems := differences(state, {name: found[name] for name in state if name in found}, aliases={}):
             raise InputError(f"{self.path}: the adapters do not fit {self.base.path}: {'; '.join(problems)}")
-        kernels = find() if lora.weights == "int4" else None
-        matrices, merged = projections(model), {}
+        kernels = find() if self.lora.weights == "int4" else None
+        merged = {}
         for name in self.specs("weights"):
             tensor = found.pop(name)
             tensor = tensor.float() if tensor.is_floating_point() else tensor
             path, _, kind = name.rpartition(".")
-            if name in model.base_names and (form := frozen_form(model, name, lora.weights)) != "fp32":
+            if name in model.base_names and (form := frozen_form(model, name, self.lora.weights)) != "fp32":
                 tensor = FrozenMatrix(tensor, form, kernels).dense()
-            adapter = matrices[path][0].adapter if kind == "weight" and path in matrices else None
-            if self.changed and adapter is not None:
-                adapter.to_empty(device="cpu")
-                adapter.load_state_dict({key: own[f"{path}{ADAPTER}{key}"] for key in adapter.state_dict()})
+            adapter = self.adapter(path, own) if self.changed and kind == "weight" else None
+            if adapter is not None:
                 tensor = adapter.merged(tensor)
-                adapter.to("meta")
             merged[name] = tensor
         return self._with_aliases(merged)
 

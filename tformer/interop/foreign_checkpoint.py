@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -54,7 +55,7 @@ class ForeignCheckpoint(Checkpoint):
     def specs(self, role: str) -> dict[str, TensorSpec]:
         return self.foreign.specs() if self.has(role) else {}
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         hashes = []
         for path in sorted(set(self.foreign.files.files.values())):

@@ -147,8 +147,7 @@ def export_adapters(checkpoint: Checkpoint, out: Path) -> PeftReport:
     require_new(out)
     if not isinstance(checkpoint, AdaptedCheckpoint):
         raise InputError(f"{checkpoint.path} has no adapters", hint="--to peft writes runs of train --lora")
-    lora = checkpoint.own.recipe.lora
-    assert lora is not None
+    lora = checkpoint.lora
     section, _, class_name, links = _class_of(checkpoint)
     model = build_model(section, device="meta")
     add_adapters(model, section, lora)

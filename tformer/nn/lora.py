@@ -27,7 +27,7 @@ from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.heads import VocabularyHead
 from tformer.nn.init import block_matrices
 from tformer.nn.linear import Linear
-from tformer.nn.products import rounded_rows
+from tformer.nn.products import Product, rounded_rows
 
 BaseFormat = Literal["fp32", "bf16", "int8", "int4"]
 STACKS = ("encoder", "decoder")
@@ -123,6 +123,24 @@ class Adapter(nn.Module):
 def _lengths(weight_OD: Tensor) -> Tensor:
     """[O]: the lengths of rows, by which DoRA divides; above 0, so that a row of zeros stays one."""
     return weight_OD.norm(dim=1).clamp(min=torch.finfo(weight_OD.dtype).tiny)
+
+
+class AdaptedProduct:
+    """A prepared product with adapters beside it, for inference: y = W x + b + (s B) (A x), not for DoRA.
+
+    The matrix is not changed, so that several models may use it, each with its own adapters.
+    """
+
+    def __init__(self, product: Product, adapter: Adapter, out_features: int) -> None:
+        assert adapter.magnitude is None
+        self.product, self.a, rank = product, adapter.a.detach(), adapter.rank
+        self.b = self.a.new_zeros(out_features, len(self.a))  # each projection has columns of its own
+        for number, (projection, _, b, _) in enumerate(adapter.factors()):
+            self.b[projection.start : projection.stop, number * rank : (number + 1) * rank] = adapter.scale * b.detach()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        # Not in place: a tape of kernel calls would hold the product's result as if nothing was added to it.
+        return self.product(x) + F.linear(F.linear(x, self.a), self.b)
 
 
 class FrozenMatrix:

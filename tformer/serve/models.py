@@ -1,7 +1,7 @@
 """The models of a server, by name: loaded when they are first asked for, within a limit of memory.
 
-A model is prepared in place for inference, so that its weights are held once. A run that goes on training is loaded
-again when it has a newer checkpoint.
+A model is prepared in place for inference, so that its weights are held once; adapters share their base
+(`serve.bases`). A run that goes on training is loaded again when it has a newer checkpoint.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -25,12 +25,13 @@ from tformer.checkpoint.run import CHECKPOINTS, is_run
 from tformer.decoding.loaded import choose_languages
 from tformer.decoding.options import GenerateOptions
 from tformer.decoding.scheduler import Scheduler, no_scheduler
-from tformer.decoding.writers import prepare_models
 from tformer.evaluation.classifier import HEADS as CLASSIFIER_HEADS
 from tformer.interop.opening import open_checkpoint
-from tformer.loading import Loaded, load
+from tformer.loading import Loaded
+from tformer.model import Transformer
 from tformer.nn.products import EVERY, FEW_FP32_ROWS
 from tformer.recipe.recipe import Recipe
+from tformer.serve.bases import Bases
 from tformer.serve.options import ServeOptions
 from tformer.serve.requests import RequestError
 from tformer.support.device import resolve_device
@@ -69,6 +70,7 @@ class Served(Run):
     """A run whose model is prepared for inference itself, in place of copies."""
 
     scheduler: Scheduler | None = None  # None: it cannot be scheduled
+    base: Transformer | None = None  # which it shares with other models
 
     def _ready(self, key: Any, prepare: Any) -> list[Loaded]:
         return [self]
@@ -93,7 +95,7 @@ class Entry:
 
     Attributes:
         path: of the run, checkpoint or folder.
-        num_bytes: of its weights in fp32.
+        sizes: bytes of its weights in fp32: its own by its name, those that it shares by the name of their base.
         created: seconds since 1970 of its checkpoint.
         served: None until it is asked for.
         used_at, looked_at: of the monotonic clock.
@@ -102,7 +104,7 @@ class Entry:
     name: str
     path: Path
     recipe: Recipe
-    num_bytes: int
+    sizes: dict[str, int]
     created: int
     served: Served | None = None
     used_at: float = 0.0
@@ -121,20 +123,21 @@ class Models:
         self.options = options
         self.limit = math.inf if options.memory is None else parse_bytes(options.memory, "--memory")
         paths = options.runs or (str(newest_checkpoint(which=options.checkpoint)),)
+        found = {path: open_checkpoint(path, options.checkpoint) for path in paths}
+        self.bases = Bases(list(found.values()), options.precision, resolve_device(options.device))
         self.entries: dict[str, Entry] = {}
         self._in_use: Counter[str] = Counter()
         self._lock = threading.Lock()
-        for path in dict.fromkeys(paths):
-            checkpoint = open_checkpoint(path, options.checkpoint)
+        for path, checkpoint in found.items():
             name = _name(path, taken=self.entries)
-            size = sum(4 * math.prod(spec.shape) for spec in checkpoint.specs("weights").values())
-            if size > self.limit:
+            sizes = self.bases.sizes(checkpoint, name)
+            if (size := sum(sizes.values())) > self.limit:
                 raise InputError(
                     f"{path} has {decimal_bytes(size)} of weights, --memory is {options.memory}",
                     hint="raise --memory, or leave the model out",
                 )
             created = int(checkpoint.path.stat().st_mtime)
-            self.entries[name] = Entry(name, Path(path).absolute(), checkpoint.recipe, size, created)
+            self.entries[name] = Entry(name, Path(path).absolute(), checkpoint.recipe, sizes, created)
 
     def find(self, name: str | None, use: str) -> Entry:
         """A model by its name, the first one for None. Raises RequestError for an unknown one, or of another kind."""
@@ -194,29 +197,33 @@ class Models:
         with self._lock:
             loaded = [each for each in self.entries.values() if each.served is not None and each is not entry]
             for each in sorted(loaded, key=lambda each: each.used_at):
-                if entry.num_bytes + sum(other.num_bytes for other in loaded) <= self.limit:
+                if sum(sizes_of([entry, *loaded]).values()) <= self.limit:
                     return
                 if not self._in_use[each.name]:
                     each.served = None
                     loaded.remove(each)
-            if entry.num_bytes + sum(other.num_bytes for other in loaded) > self.limit:
+            if sum(sizes_of([entry, *loaded]).values()) > self.limit:
                 message = f"the models in use leave no memory for {entry.name!r}"
                 raise RequestError(message, 503, code="no_memory", retry_after=BUSY_SECONDS)
 
     def _loaded(self, entry: Entry) -> Served:
         """The model of an entry, prepared; of a training, the checkpoint that is there now."""
         options = self.options
-        device = resolve_device(options.device)
-        found = load(entry.path, device=device, which=options.checkpoint, lazily=True)
-        run = Served(**{each.name: getattr(found, each.name) for each in fields(Loaded)})
         rows = options.rows if options.rows <= FEW_FP32_ROWS else EVERY
         how: dict[str, Any] = {"precision": options.precision, "quantize": options.quantize, "batch_size": rows}
-        prepare_models([run], GenerateOptions(compile="off", **how))
-        run.fill = None
+        checkpoint = open_checkpoint(entry.path, options.checkpoint)
+        found, base = self.bases.load(checkpoint, GenerateOptions(compile="off", **how))
+        run = Served(**{each.name: getattr(found, each.name) for each in fields(Loaded)})
+        run.base = base
         if "generate" in entry.uses and no_scheduler(run.model) is None:
             run.scheduler = Scheduler(run.model, run.text_tokenizer, max_rows=options.rows)
         entry.recipe = run.recipe
         return run
+
+
+def sizes_of(entries: Iterable[Entry]) -> dict[str, int]:
+    """The bytes of the weights of models together, a base that they share once."""
+    return {name: size for entry in entries for name, size in entry.sizes.items()}
 
 
 def _name(path: str, *, taken: dict[str, Entry]) -> str:

@@ -19,7 +19,7 @@ from tformer.decoding.completion import check_prompts
 from tformer.decoding.prompts import encode_prompts, suppressed_tokens
 from tformer.decoding.settings import GenerationSettings
 from tformer.serve.metrics import Metrics
-from tformer.serve.models import Entry, Models, Served
+from tformer.serve.models import Entry, Models, Served, sizes_of
 from tformer.serve.options import ServeOptions
 from tformer.serve.requests import MOST_ROWS, ChatRequest, Request, RequestError, Sampling
 from tformer.serve.work import Generation, Owner
@@ -182,10 +182,12 @@ class Service:
     def metrics_text(self) -> str:
         """All counts, and the gauges of this moment."""
         gauges: dict[Any, float] = {("tformer_requests_running", ()): self.running}
-        for entry in self.models.entries.values():
+        loaded = [entry for entry in self.models.entries.values() if entry.served is not None]
+        for name, size in sizes_of(loaded).items():
+            gauges["tformer_model_bytes", (("model", name),)] = size
+        for entry in loaded:
             if (run := entry.served) is not None:
                 labels = (("model", entry.name),)
-                gauges["tformer_model_bytes", labels] = entry.num_bytes
                 gauges["tformer_rows_running", labels] = 0 if run.scheduler is None else run.scheduler.num_rows
         return self.metrics.text(gauges)
 
