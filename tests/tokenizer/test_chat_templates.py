@@ -164,6 +164,7 @@ def test_built_in_templates_follow_the_tokenizer() -> None:
         ("{% for %}", "line 1: Expected"),
         ("{{ raise_exception('no system role') }}", "refuses these messages: no system role"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ (5).to_bytes(2000000000, 'big') }}", "unsafe"),
         ("{% set _ = messages.append(1) %}", "refuses these messages"),
         ("{% for _ in range(10000000) %}x{% endfor %}", "refuses these messages: Range too big"),
         ("{{ messages[0].content + 1 }}", "refuses these messages"),

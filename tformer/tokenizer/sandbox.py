@@ -27,7 +27,7 @@ from tformer.support.errors import InputError
 MOST_SECONDS = 3.0
 """Processor time of a rendering; published templates take milliseconds."""
 
-MOST_CHARACTERS, PASSES = 1 << 26, 64
+MOST_CHARACTERS, PASSES = 1 << 24, 64
 """Characters of a rendering: so many, and those of the messages `PASSES` times and once for each message."""
 
 STEP, STEPS = 64, 1024
@@ -59,6 +59,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         # A template cannot name these.
         joined = lambda parts: "".join(map(str, self.counted(parts)))  # noqa: E731
         self.filters |= {"each of": self._each, "made of": self.counted, "joined from": joined}
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return attr not in ("to_bytes", "translate") and super().is_safe_attribute(obj, attr, value)
 
     def spend(self, characters: int) -> None:
         left = self.left
