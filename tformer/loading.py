@@ -215,7 +215,7 @@ def load(
     """
     bound_products()
     if path is None:
-        found = partial(suits, does=lambda recipe: _has_head(kinds, recipe) and usable(recipe))
+        found = partial(suits, is_usable=lambda recipe: _has_head(kinds, recipe) and usable(recipe))
         path = newest_checkpoint(runs_dir, which, usable=found)
     checkpoint = path if isinstance(path, Checkpoint) else open_checkpoint(path, which, runs_dir=runs_dir)
     folder = checkpoint.path

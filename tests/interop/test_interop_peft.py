@@ -252,6 +252,9 @@ def test_commands_name_the_missing_base_and_refuse_a_whole_model(
 ) -> None:
     outcome = cli("import", adapter, "--out", tmp_path / "run")
     assert outcome.code == 2 and "adapter names no base" in outcome.err
+    outcome = cli("generate", adapter, "--prompt", "a")
+    assert outcome.code == 2 and "is an adapter of peft, not a run" in outcome.err
+    assert f"tformer import {adapter} --base MODEL" in " ".join(outcome.err.split())
     outcome = cli("import", tmp_path / "base", "--base", tmp_path / "base", "--out", tmp_path / "run")
     assert outcome.code == 2 and "--base goes with an adapter of peft" in outcome.err
     for words in (["--dry-run"], ["--dtype", "bf16"], ["--tokenizer", adapter / "none.json"], ["--ignore", "r"]):

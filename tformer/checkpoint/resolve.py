@@ -134,13 +134,13 @@ def newest_checkpoint(
     raise InputError(f"there is no run under {runs_dir}/", hint=_suggest_run(None, Path(runs_dir)))
 
 
-def suits(folder: Path, does: Callable[[Recipe], bool]) -> bool:
-    """Whether a checkpoint's recipe does; True for a damaged one, so that loading it reports the damage."""
+def suits(folder: Path, is_usable: Callable[[Recipe], bool]) -> bool:
+    """Whether a checkpoint's recipe is usable; True for a damaged one, so that loading it reports the damage."""
     try:
         recipe = read_checkpoint(folder).recipe
     except InputError:
         return True
-    return does(recipe)
+    return is_usable(recipe)
 
 
 def _choose(folder: Path, run: Path, which: str) -> Path:

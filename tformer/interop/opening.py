@@ -35,6 +35,10 @@ def open_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str | Pa
         from tformer.interop.foreign_checkpoint import open_folder
 
         return open_folder(folder)
+    if (folder / "adapter_config.json").is_file():
+        raise InputError(
+            f"{path} is an adapter of peft, not a run", hint=f"tformer import {path} --base MODEL --out DIR"
+        )
     checkpoint = read_checkpoint(resolve_checkpoint(path, which, runs_dir=runs_dir))
     if checkpoint.recipe.lora is None:
         return checkpoint

@@ -32,7 +32,7 @@ from tformer.workers.work import Work
 class Chat(MaskedText):
     """Conversations, or texts of which all is learned; like masked text measured by the objective.
 
-    Attributes: `unit`, what rows are; `table`, how they are read; `tokens`, the kind of their corpus.
+    Attributes: `unit`, what rows are; `table`, how they are read; `corpus_type`, of their tokens.
     """
 
     description = "a model that answers messages"
@@ -41,7 +41,7 @@ class Chat(MaskedText):
     row_keys: ClassVar[RowKeys] = ()
     unit: ClassVar[str] = "conversations"
     table: ClassVar[type[ConversationTable]] = ConversationTable
-    tokens: ClassVar[type[TokenCorpus]] = TokenCorpus
+    corpus_type: ClassVar[type[TokenCorpus]] = TokenCorpus
 
     def open(
         self, specs: Sequence[SourceSpec], data: Data | ChosenData, recipe: Recipe
@@ -74,7 +74,7 @@ class Chat(MaskedText):
         (encode, key), overlong = self.encoder(tokenizer, recipe), recipe.data.overlong
         with work.part(f"tokenizing {source.name}", unit=self.unit) as part:
             found = marked_corpus(
-                source, encode, key=key, seq_len=recipe.seq_len, overlong=overlong, unit=self.unit, kind=self.tokens,
+                source, encode, key=key, seq_len=recipe.seq_len, overlong=overlong, unit=self.unit, kind=self.corpus_type,
                 work=part,
             )  # fmt: skip
         note_bad_rows([source], work)

@@ -38,7 +38,7 @@ class Preferences(Chat):
     row_keys: ClassVar[RowKeys] = (KEYS,)
     unit = "preferences"
     table = PreferenceTable
-    tokens = WholeDocuments
+    corpus_type = WholeDocuments
 
     def resolved(self, recipe: Recipe, sources: Sequence[Any], tokenizer: Tokenizer) -> Recipe:
         """With what chat needs where the first row has messages."""
