@@ -36,9 +36,8 @@ def open_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str | Pa
 
         return open_folder(folder)
     if (folder / "adapter_config.json").is_file():
-        raise InputError(
-            f"{path} is an adapter of peft, not a run", hint=f"tformer import {path} --base MODEL --out DIR"
-        )
+        hint = f"tformer import {path} --base MODEL --out DIR"
+        raise InputError(f"{path} is an adapter of peft, not a run", hint=hint)
     checkpoint = read_checkpoint(resolve_checkpoint(path, which, runs_dir=runs_dir))
     if checkpoint.recipe.lora is None:
         return checkpoint

@@ -71,12 +71,10 @@ class Chat(MaskedText):
 
     def corpus(self, source: Any, tokenizer: Tokenizer, recipe: Recipe, work: Work) -> TokenCorpus:
         """The rows of a source, those that are too long left out or cut. Errors: none is left."""
-        (encode, key), overlong = self.encoder(tokenizer, recipe), recipe.data.overlong
-        with work.part(f"tokenizing {source.name}", unit=self.unit) as part:
-            found = marked_corpus(
-                source, encode, key=key, seq_len=recipe.seq_len, overlong=overlong, unit=self.unit, kind=self.corpus_type,
-                work=part,
-            )  # fmt: skip
+        (encode, key), unit = self.encoder(tokenizer, recipe), self.unit
+        how: dict[str, Any] = {"seq_len": recipe.seq_len, "overlong": recipe.data.overlong}
+        with work.part(f"tokenizing {source.name}", unit=unit) as part:
+            found = marked_corpus(source, encode, key=key, unit=unit, kind=self.corpus_type, work=part, **how)
         note_bad_rows([source], work)
         return found
 
