@@ -13,7 +13,18 @@ from tformer.build import build_model
 from tformer.kernels.functions import find
 from tformer.model import Transformer
 from tformer.nn.linear import Linear
-from tformer.nn.lora import Adapter, FrozenMatrix, FrozenProduct, Projection, adapt, frozen_form, place, projections
+from tformer.nn.lora import (
+    AdaptedProduct,
+    Adapter,
+    FrozenMatrix,
+    FrozenProduct,
+    Projection,
+    adapt,
+    frozen_form,
+    place,
+    projections,
+)
+from tformer.nn.products import PlainProduct
 from tformer.recipe.model import Model
 
 WHOLE = [Projection("x", 0, 12)]
@@ -80,6 +91,17 @@ def test_the_change_is_s_b_a() -> None:
     expected = linear.weight + 0.7 * linear.adapter.b @ linear.adapter.a
     assert torch.allclose(linear.adapter.merged(linear.weight), expected, atol=1e-6)
     assert linear.adapter.a.abs().max() <= 1 / math.sqrt(7)
+
+
+@pytest.mark.parametrize("projections", [WHOLE, PARTS])
+def test_a_prepared_product_with_the_adapters_beside_it_is_that_of_the_merged_matrix(
+    projections: list[Projection],
+) -> None:
+    linear, x = adapted(projections)
+    nn.init.normal_(linear.adapter.b)
+    product = AdaptedProduct(PlainProduct(linear.weight, linear.bias), linear.adapter, 12)
+    expected = nn.functional.linear(x, linear.adapter.merged(linear.weight), linear.bias)
+    assert torch.allclose(product(x), expected, atol=1e-5)
 
 
 def test_dropout_is_of_what_the_adapter_reads_and_only_in_training() -> None:

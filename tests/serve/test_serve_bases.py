@@ -202,6 +202,22 @@ def test_texts_and_logits_are_those_of_generate(tmp_path: Path, options: dict[st
         assert [str(each) for each in found] == [str(each) for each in expected]
 
 
+@pytest.mark.parametrize("name", ["decoder.blocks.0.self_attention.q", "decoder.blocks.1.feedforward.down"])
+def test_steps_of_decoding_by_the_kernels_have_the_adapters(tmp_path: Path, name: str) -> None:
+    """A tape of kernel calls, which repeats a step, must not leave them out."""
+    if find() is None:
+        pytest.skip("no C kernels")
+    base, ids = base_run(tmp_path), torch.tensor([[5, 6, 7, 8, 9, 10]])
+    folders = [base, adapters_of(base, size=0.3, targets=[name])]
+    alone, run = (each.model for each in loaded(models_of(*folders, quantize="int8", rows=1)))
+    with torch.inference_mode():
+        steps, cache = [], run.new_cache(1, 8)
+        for column in ids.split(1, dim=1):
+            steps.append(run(input_ids=column, cache=cache).logits)
+        whole, without = (model(input_ids=ids).logits for model in (run, alone))
+    assert (torch.cat(steps, dim=1) - whole).abs().max() < 0.2 * (whole - without).abs().max()
+
+
 def test_texts_that_are_written_in_turns_are_those_of_generate(tmp_path: Path) -> None:
     base = base_run(tmp_path, change=silence)
     runs, prompts = loaded(models_of(base, *(adapters_of(base, seed=seed) for seed in (1, 2)))), ["ab", "c", "defg"]
