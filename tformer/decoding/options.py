@@ -18,6 +18,7 @@ from tformer.support.options import (
     COMPILE,
     MACHINE,
     RUN,
+    AnswerFile,
     Checkpoint,
     Delimiter,
     Device,
@@ -165,15 +166,7 @@ class GenerateOptions(ReadsTexts):
     no_repeat_ngram: row.NoRepeatNgram | None = None
     context: row.ContextPolicy = "slide"
 
-    output: Annotated[
-        Path | None,
-        OUTPUT(
-            "--output",
-            metavar="FILE",
-            help="Output file; .csv, .tsv, .jsonl, .parquet: a table.",
-            default="standard output",
-        ),
-    ] = None
+    output: Annotated[AnswerFile, OUTPUT] = None
     as_json: Annotated[
         bool,
         OUTPUT("--json", help="One JSON object per line, one for each prompt (JSON Lines)."),

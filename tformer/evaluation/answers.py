@@ -16,6 +16,7 @@ from tformer.support.errors import InputError
 from tformer.support.files import STANDARD_INPUT
 from tformer.support.formatting import as_cell
 from tformer.support.options import (
+    AnswerFile,
     Checkpoint,
     Delimiter,
     Device,
@@ -88,15 +89,7 @@ class ClassifyOptions(ReadsTexts):
         ),
     ] = None
     views: Annotated[Views, ANSWER] = 1
-    output: Annotated[
-        Path | None,
-        ANSWER(
-            "--output",
-            metavar="FILE",
-            help="Output file; .csv, .tsv, .jsonl, .parquet: a table.",
-            default="standard output",
-        ),
-    ] = None
+    output: Annotated[AnswerFile, ANSWER] = None
     as_json: Annotated[bool, ANSWER("--json", help="Write one JSON object per input, each on its own line.")] = False
     checkpoint: Checkpoint = "best"
     batch_size: InputsPerBatch = None

@@ -293,6 +293,15 @@ RecipeFile = Annotated[
 Sets = Annotated[
     tuple[str, ...], option("--set", metavar="KEY=VALUE", help="Set any key (tformer config explain); repeatable.")
 ]
+AnswerFile = Annotated[
+    Path | None,
+    option(
+        "--output",
+        metavar="FILE",
+        help="Output file; .csv, .tsv, .jsonl, .parquet: a table.",
+        default="standard output",
+    ),
+]
 NewFolder = Annotated[Path | None, option("--out", metavar="DIR", help="Folder to write; must not exist yet.")]
 PictureFormat = Annotated[
     str | None,
