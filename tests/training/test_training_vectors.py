@@ -173,6 +173,10 @@ def test_a_resumed_training_is_the_uninterrupted_one(cli: Cli) -> None:
             "scale: must be greater than 0, found 0",
         ),
         (
+            ("contrastive", "pairs.tsv", "--set", "objectives.0.sizes=[4,500]"),
+            "objectives.0.sizes: found 500, expected at most",
+        ),
+        (
             ("contrastive", "pairs.tsv", "--set", "objectives.0.chunk_size=0"),
             "chunk_size: must be greater than 0",
         ),

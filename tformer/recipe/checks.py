@@ -138,6 +138,10 @@ def _unmet_needs(recipe: Recipe) -> Iterator[Problem]:
         if objective.compares_batch and recipe.training.grad_accum > 1:
             text = f"found {recipe.training.grad_accum}, expected 1 with {kind}, which compares all examples of a batch"
             yield Problem(("training", "grad_accum"), text, f"--set objectives.{index}.chunk_size=N saves the memory")
+        width = (model.encoder and model.encoder.d_model) or model.d_model
+        if wide := [size for size in getattr(options, "sizes", ()) if size > width]:
+            text = f"found {wide[0]}, expected at most {width}, the width of the vectors"
+            yield Problem(("objectives", str(index), "sizes"), text)
         yield from _unfit_head(recipe, path, kind, objective)
     yield from _unfit_combination(recipe)
     metrics, decoded = (
