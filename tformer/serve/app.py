@@ -33,8 +33,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from tformer.serve.endpoints import ENDPOINTS, Endpoint, openapi
 from tformer.serve.host import watch_routes
 from tformer.serve.models import Models
+from tformer.serve.openai import Answer
 from tformer.serve.requests import RequestError, read_body
-from tformer.serve.service import Call, Service, until_done
+from tformer.serve.service import Call, Service
 from tformer.support.errors import InputError, NotFiniteError, OutOfMemoryError
 from tformer.support.keywords import with_keywords
 from tformer.support.options import parse_bytes
@@ -90,7 +91,17 @@ def make_app(service: Service) -> Starlette:
         found = {"id": name, "object": "model", "created": entry.created, "owned_by": "tformer"}
         return found | {"uses": entry.uses, "loaded": entry.served is not None}
 
-    document, page = openapi(), _page()
+    document = openapi()
+    page = render_page(
+        title="tformer",
+        subtitle="Write, translate, classify, fill masks, and look inside",
+        body=PAGE,
+        scripts=("play.js",),
+        style="tokens.css",
+        data={},
+        without=("lines.js",),
+        live=True,
+    )
     routes: list[BaseRoute] = [
         Route("/", lambda request: HTMLResponse(page, headers={"X-Content-Type-Options": "nosniff"})),
         Route("/health", health),
@@ -110,20 +121,6 @@ def make_app(service: Service) -> Starlette:
         middleware.insert(0, Middleware(CORSMiddleware, allow_origins=options.cors_origins, **allowed))
     handlers: Any = {HTTPException: _http_error}
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
-
-
-def _page() -> str:
-    """The page at `/`: a model to play with. It asks the server that sent it, and nobody else."""
-    return render_page(
-        title="tformer",
-        subtitle="Write, translate, classify, fill masks, and look inside",
-        body=PAGE,
-        scripts=("play.js",),
-        style="tokens.css",
-        data={},
-        without=("lines.js",),
-        live=True,
-    )
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -168,6 +165,8 @@ def as_request_error(error: Exception, models: Models) -> RequestError:
         return found
     if isinstance(error, TimeoutError):
         return RequestError("the answer took longer than the server allows", 504, code="deadline_exceeded")
+    if isinstance(error, ClientDisconnect):
+        return RequestError("the client is gone", 499, code="client_closed_request")
     if isinstance(error, OutOfMemoryError | MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return RequestError("out of memory", 503, code="out_of_memory", retry_after=RETRY_SECONDS)
     traceback.print_exception(error, file=sys.stderr)
@@ -193,7 +192,7 @@ def _handler(service: Service, endpoint: Endpoint) -> Callable[[Request], Awaita
                 call.notes["request"] = body.model_dump(exclude_none=True)
             work = asyncio.ensure_future(endpoint.answer(service, body, call))
             gone = asyncio.ensure_future(_disconnected(request))
-            answer = await until_done(work, gone, ends_at - time.monotonic())
+            answer = await _until_done(work, gone, ends_at - time.monotonic())
             if isinstance(answer, dict):
                 if service.options.log_texts:
                     call.notes["answer"] = answer
@@ -226,11 +225,23 @@ async def _body(request: Request, most: int) -> bytes:
                     found += part
     except TimeoutError:
         raise RequestError("the body did not arrive in time", 408, code="slow_body") from None
-    except ClientDisconnect:
-        raise RequestError("the client is gone", 499, code="client_closed_request") from None
     if size > most:
         raise too_large
     return bytes(found)
+
+
+async def _until_done(work: asyncio.Task[Answer], gone: asyncio.Task[None], seconds: float) -> Answer:
+    """The result of a task. Raises ClientDisconnect when the client is gone, TimeoutError when the time is over."""
+    try:
+        await asyncio.wait({work, gone}, timeout=max(0.0, seconds), return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        if gone.done():
+            raise ClientDisconnect
+        raise TimeoutError
+    finally:
+        work.cancel()
+        gone.cancel()
 
 
 async def _disconnected(request: Request) -> None:

@@ -265,9 +265,9 @@ async def embeddings(service: Service, body: EmbeddingRequest, call: Call) -> Do
         return list(zip(run.embed(texts, **given), lengths, strict=True))
 
     found = await service.in_blocks(body, "embed", call, each_of(body.input), vectors)
-    call.prompt_tokens = sum(length for _, length in found)
+    call.prompt_tokens = sum(length for _, length in found["results"])
     data: list[Document] = []
-    for vector, _ in found:
+    for vector, _ in found["results"]:
         as_text = base64.b64encode(vector.astype("<f4").tobytes()).decode()
         shown = as_text if body.encoding_format == "base64" else vector.tolist()
         data.append({"object": "embedding", "index": len(data), "embedding": shown})

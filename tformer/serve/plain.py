@@ -5,7 +5,7 @@ A list of texts is answered in blocks, so that other requests go on between them
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -31,13 +31,6 @@ def _given(body: Request) -> dict[str, Any]:
     """The fields that were given, as keywords of the Python API; without the texts."""
     names = type(body).model_fields.keys() - {"model", "user", "text", "text2"}
     return {name: value for name in names if (value := getattr(body, name)) is not None}
-
-
-async def _results(
-    service: Service, body: Request, use: str, call: Call, texts: Sequence[Any], answer: Callable[..., list[Any]]
-) -> Document:
-    results = await service.in_blocks(body, use, call, texts, answer)
-    return {"model": call.model, "results": results}
 
 
 async def generate(service: Service, body: GenerateRequest, call: Call) -> Answer:
@@ -108,7 +101,7 @@ async def translate(service: Service, body: TranslateRequest, call: Call) -> Ans
         call.completion_tokens += sum(len(one.ids) for each in found for one in each.completions)
         return documents
 
-    return await _results(service, body, "translate", call, each_of(body.text), answer)
+    return await service.in_blocks(body, "translate", call, each_of(body.text), answer)
 
 
 async def classify(service: Service, body: ClassifyRequest, call: Call) -> Answer:
@@ -121,7 +114,7 @@ async def classify(service: Service, body: ClassifyRequest, call: Call) -> Answe
         found = run.classify(list(block), **_given(body))
         return [{name: value for name, value in asdict(each).items() if value not in (None, (), {})} for each in found]
 
-    return await _results(service, body, "classify", call, texts, answer)
+    return await service.in_blocks(body, "classify", call, texts, answer)
 
 
 async def fill(service: Service, body: FillRequest, call: Call) -> Answer:
@@ -131,13 +124,13 @@ async def fill(service: Service, body: FillRequest, call: Call) -> Answer:
         found = run.fill_masks(list(block), **_given(body))
         return [{"masks": [[asdict(each) for each in mask] for mask in masks]} for masks in found]
 
-    return await _results(service, body, "fill", call, each_of(body.text), answer)
+    return await service.in_blocks(body, "fill", call, each_of(body.text), answer)
 
 
 async def score(service: Service, body: ScoreRequest, call: Call) -> Answer:
     """Log-probabilities of targets after their sources, or continuations after prompts: as `evaluate --score`."""
     pairs = _pairs(each_of(body.source), each_of(body.target), "source", "target")
-    return await _results(service, body, "score", call, pairs, _scores)
+    return await service.in_blocks(body, "score", call, pairs, _scores)
 
 
 def _scores(pairs: Sequence[tuple[str, str]], run: Served) -> list[Any]:

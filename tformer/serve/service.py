@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 import signal
@@ -101,12 +100,12 @@ class Service:
 
     async def in_blocks(
         self, body: Request, use: str, call: Call, texts: Sequence[Any], function: Callable[..., list[Any]]
-    ) -> list[Any]:
-        """One result for each text, by a function of a block of texts and the model; others go on between blocks."""
+    ) -> dict[str, Any]:
+        """`results`: one for each text, by a function of some texts and the model; others go on between such blocks."""
         entry, results = self.chosen(body, use, call), list[Any]()
         for start in range(0, len(texts), TEXTS_AT_ONCE):
             results += await self.on_model(entry, partial(function, texts[start : start + TEXTS_AT_ONCE]))
-        return results
+        return {"model": call.model, "results": results}
 
     async def write(
         self,
@@ -233,17 +232,3 @@ def settings_of(
 def encoded(run: Served, texts: Sequence[str]) -> list[list[int]]:
     """The ids of prompts. Raises InputError for one that is longer than the context."""
     return encode_prompts(run.text_tokenizer, texts, context="error", max_seq_len=run.model.longest_target)
-
-
-async def until_done(work: asyncio.Task[Result], gone: asyncio.Task[None], seconds: float) -> Result:
-    """The result of a task. Raises RequestError 499 when the client is gone, TimeoutError when the time is over."""
-    try:
-        await asyncio.wait({work, gone}, timeout=max(0.0, seconds), return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            return work.result()
-        if gone.done():
-            raise RequestError("the client is gone", 499, code="client_closed_request")
-        raise TimeoutError
-    finally:
-        work.cancel()
-        gone.cancel()
