@@ -86,6 +86,16 @@ def test_all_commands_take_the_run_and_a_merged_one_is_equal(
         assert outcome.code == 0, (words, outcome.err)
 
 
+def test_adapters_that_were_trained_apart_have_no_mean_before_they_are_merged(adapt: Cli, cli: Cli) -> None:
+    for number in (1, 2):
+        assert adapt("--out", f"run{number}", "--seed", number, "--max-steps", 2).code == 0
+    outcome = cli("average", "run1", "run2", "--out", "mean")
+    assert outcome.code == 2 and "merge each first" in outcome.err and not Path("mean").exists()
+    for number in (1, 2):
+        assert cli("merge", f"run{number}", "--out", f"merged{number}").code == 0
+    assert cli("average", "merged1", "merged2", "--out", "mean").code == 0
+
+
 @pytest.mark.slow
 def test_reports_and_pictures_take_the_run(adapt: Cli, cli: Cli, text_file: Path) -> None:
     adapt("--out", "run")

@@ -54,7 +54,8 @@ def require_distinct(checkpoints: Sequence[Checkpoint]) -> None:
 def require_same_model(checkpoints: Sequence[Checkpoint]) -> None:
     """Raise InputError, with the first difference, unless all checkpoints are of the same model.
 
-    Compared are tokenizers, the `RECIPE_PARTS`, and names, shapes and number formats of tensors.
+    Compared are tokenizers, the `RECIPE_PARTS`, and names, shapes and number formats of tensors. Adapters must be of
+    one run, in which their factors are close to each other.
     """
     first, *others = checkpoints
     recipe = recipe_to_data(first.recipe) if others else {}
@@ -69,6 +70,12 @@ def require_same_model(checkpoints: Sequence[Checkpoint]) -> None:
                 )
         for role in AVERAGED_ROLES:
             _compare_tensors(first, other, role)
+        if first.recipe.lora is not None and other.path.parent != first.path.parent:
+            raise InputError(
+                f"{other.path}: its adapters were not trained in the run of {first.path}; the mean of products B A is "
+                "not the product of their means",
+                hint=f"merge each first: tformer merge {other.path} --out FOLDER",
+            )
 
 
 def _compare_tokenizers(first: Checkpoint, other: Checkpoint) -> None:
