@@ -242,6 +242,29 @@ def test_long_conversations_are_no_attack(name: str) -> None:
         assert len(template_of(name)[0].text(messages)) > 0.9 * sum(len(each["content"].strip()) for each in messages)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("source", "count", "size"),
+    [
+        (
+            "{% for m in messages %}{% for n in messages %}{% if n.role == 'x' %}{% endif %}{% endfor %}{% endfor %}",
+            500,
+            20,
+        ),
+        (
+            "{% for m in messages %}{% for c in m.content %}{{ c.text if c.text else '' }}{% endfor %}{% endfor %}",
+            2,
+            200_000,
+        ),
+    ],
+)
+def test_templates_may_go_over_all_messages_for_each_and_over_each_character(
+    source: str, count: int, size: int
+) -> None:
+    template = ChatTemplate(Tokenizer.from_json(byte_tokenizer(("</s>",)).to_str()), source)
+    assert template.text([{"role": "user", "content": "a" * size}] * count) == ""
+
+
 def test_what_templates_do_with_lists_and_numbers_stays() -> None:
     source = (
         "{% for a in [[1, 'x'], (2, {'k': 'v'})] %}{{ loop.index }}/{{ loop.length }}{{ a }}"

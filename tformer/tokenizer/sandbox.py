@@ -24,13 +24,14 @@ from jinja2.visitor import NodeTransformer
 
 from tformer.support.errors import InputError
 
-MOST_SECONDS = 3.0
-"""Processor time of a rendering; published templates take milliseconds."""
+MOST_SECONDS, MOST_CHARACTERS = 3.0, 1 << 24
+"""Processor time and characters of a rendering; published templates take milliseconds for a conversation."""
 
-MOST_CHARACTERS, PASSES = 1 << 24, 64
-"""Characters of a rendering: so many, and those of the messages `PASSES` times and once for each message."""
+PASSES, PASSES_OF_MESSAGES = 256, 8
+"""More characters, and time in proportion: those of the messages so often, and so often for each message. Published
+templates go over all messages for each message, or over each character."""
 
-STEP, STEPS = 64, 1024
+STEP, STEPS = 16, 1024
 """Characters that an operation costs at least, and operations from one look at the clock to the next."""
 
 FORMATS = {"format", "format_map"}
@@ -203,8 +204,9 @@ def compile_template(source: str, *, marks: tuple[str, str]) -> Callable[..., st
 
     def render(messages: Sequence[Any], **names: Any) -> str:
         left = sandbox.left
-        left.characters = left.look = MOST_CHARACTERS + (PASSES + len(messages)) * len(str(messages))
-        left.end = time.thread_time() + MOST_SECONDS
+        left.characters = MOST_CHARACTERS + (PASSES + PASSES_OF_MESSAGES * len(messages)) * len(str(messages))
+        left.end = time.thread_time() + MOST_SECONDS * left.characters / MOST_CHARACTERS
+        left.look = left.characters
         try:
             text: str = program.render(messages=messages, **names)
         except InputError:
