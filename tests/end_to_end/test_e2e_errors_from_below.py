@@ -159,7 +159,7 @@ def test_json_lines_end_with_the_error(cli: Cli, monkeypatch: pytest.MonkeyPatch
         emit_json({"text": "an answer"})
         raise InputError("line 2 cannot be read")
 
-    monkeypatch.setattr("tformer.cli.generate.run_in_workers", answer_and_fail)
+    monkeypatch.setattr("tformer.cli.workers.run_in_workers", answer_and_fail)
     outcome = cli("generate", "x", "--prompt", "a", "--json")
     last = {"error": "line 2 cannot be read", "hint": None, "code": 2}
     assert [json.loads(line) for line in outcome.out.splitlines()] == [{"text": "an answer"}, last]

@@ -93,7 +93,7 @@ def test_mt5_is_t5_v1_1_that_never_scales(tmp_path: Path, untied: bool) -> None:
 
 @pytest.mark.parametrize("proj", ["gated-gelu", "relu"])
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
-def test_umt5_has_biases_in_every_layer_and_always_scales(tmp_path: Path, left: bool, proj: str) -> None:
+def test_umt5_has_biases_in_every_layer_and_scales(tmp_path: Path, left: bool, proj: str) -> None:
     inputs = batch(source=39, target=31, left=left)
     reference = t5(name="UMT5", feed_forward_proj=proj)
     model, foreign = assert_parity(reference, inputs, tmp_path, mask=inputs["decoder_attention_mask"])

@@ -3,14 +3,14 @@
 v1.0 scales the decoder's output by d^-1/2 before the tied projection; v1.1 has a gated network and a separate,
 unscaled projection. Newer config files say `scale_decoder_outputs`; in older ones `tie_word_embeddings` means both.
 mT5 is v1.1, never scaled; its projection is tied, whatever the config says, unless a file holds a separate one. UMT5 is
-mT5 with biases of their own in every layer, and always scaled.
+mT5 with biases of their own in every layer, scaled as v1.0 is (in transformers before 5.24 always).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.parts import (
@@ -87,20 +87,18 @@ def read(
     *,
     table: ConfigTable = CONFIG,
     projection: str = "relu",
-    scales: Literal["tied", "never", "always"] = "tied",
+    may_scale: bool = True,
 ) -> dict[str, Any]:
     """The model section.
 
-    projection: the default of `feed_forward_proj`; scales: when the class scales the decoder's output.
+    projection: the default of `feed_forward_proj`; may_scale: whether the class can scale the decoder's output.
     """
     if encodes_only(class_name):
         config.ignore("is_encoder_decoder", "num_decoder_layers")
     else:
         config.expect("is_encoder_decoder", True)
     section = table.read(config)
-    scaled = config.take("scale_decoder_outputs", default=section["tie"]["output"], kind=bool) and scales == "tied"
-    if scales == "always" and not encodes_only(class_name):
-        scaled = config.expect("scale_decoder_outputs", True)
+    scaled = config.take("scale_decoder_outputs", default=section["tie"]["output"], kind=bool) and may_scale
     for side in SIDES:
         section[side]["feedforward"] |= _activation(config, projection)
     of_tokens = token_head(config, class_name, dropout=("classifier_dropout", 0.0))
@@ -211,7 +209,7 @@ MT5 = replace(
         "MT5EncoderModel": (),
         "MT5ForTokenClassification": ("token_classifier",),
     },
-    read=partial(read, table=OF_MT5, projection="gated-gelu", scales="never"),
+    read=partial(read, table=OF_MT5, projection="gated-gelu", may_scale=False),
     special_ids={**T5.special_ids, "decoder_start": 0},
     ctranslate2=None,
 )
@@ -219,5 +217,5 @@ UMT5 = replace(
     MT5,
     model_type="umt5",
     classes={"UMT5ForConditionalGeneration": ("lm",), "UMT5Model": (), "UMT5EncoderModel": ()},
-    read=partial(read, table=OF_UMT5, projection="gated-gelu", scales="always"),
+    read=partial(read, table=OF_UMT5, projection="gated-gelu"),
 )
