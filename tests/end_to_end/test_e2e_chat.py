@@ -298,7 +298,7 @@ def terminal(folder: Path) -> Callable[..., tuple[int, str]]:
                 output += part.decode(errors="replace")
                 if left and re.search(left[0][0], output[begin:]):
                     begin, (_, typed) = len(output), left.pop(0)
-                    if set(typed) == {"\x03"}:  # the terminal of a session of its own sends no signal
+                    if set(typed) == {"\x03"}:  # this terminal controls no process, so it sends no signal
                         for _ in typed:
                             time.sleep(0.2)  # `input` waits for a key: Python's misses a signal that comes before
                             process.send_signal(signal.SIGINT)

@@ -134,7 +134,7 @@ class AdaptedProduct:
     def __init__(self, product: Product, adapter: Adapter, out_features: int) -> None:
         assert adapter.magnitude is None
         self.product, self.a, rank = product, adapter.a.detach(), adapter.rank
-        self.b = self.a.new_zeros(out_features, len(self.a))  # each projection has columns of its own
+        self.b = self.a.new_zeros(out_features, len(self.a))  # other columns for each projection
         for number, (projection, _, b, _) in enumerate(adapter.factors()):
             self.b[projection.start : projection.stop, number * rank : (number + 1) * rank] = adapter.scale * b.detach()
 

@@ -108,7 +108,7 @@ def _fill_rounded(model: Transformer, form: BaseFormat, fill: Callable[[Ready], 
 
 @torch.no_grad()
 def _share(model: Transformer, base: Transformer, checkpoint: Checkpoint) -> Callable[[Ready], None]:
-    """Give a model, which is on the CPU, the tensors of its prepared base, where that is, and those of its own.
+    """Move a model from the CPU to its prepared base: frozen tensors are the base's, the others the checkpoint's.
 
     Returns its `Loaded.fill`, which adds the products.
     """

@@ -124,7 +124,7 @@ class Owner:
 
 
 def _settle(future: Future[Result], job: Callable[[], Result]) -> None:
-    """Set the result of a job, or what it raises, unless nobody waits for it any more."""
+    """Run a job and set its result or error in the future, unless that was cancelled."""
     if future.set_running_or_notify_cancel():
         try:
             future.set_result(job())

@@ -58,8 +58,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
         self.filters = {name: self._limited(name, each) for name, each in (self.filters | {"tojson": tojson}).items()}
         # A template cannot name these.
-        joined = lambda parts: "".join(map(str, self.counted(parts)))  # noqa: E731
-        self.filters |= {"each of": self._each, "made of": self.counted, "joined from": joined}
+        self.filters |= {"each of": self._each, "made of": self.counted, "joined from": self._joined}
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return attr not in ("to_bytes", "translate") and super().is_safe_attribute(obj, attr, value)
@@ -92,6 +91,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         for value in values:
             self.spend(written)
             yield value
+
+    def _joined(self, parts: Sequence[Any]) -> str:
+        return "".join(map(str, self.counted(parts)))
 
     def _spend_on(self, name: str, values: Sequence[Any], *, deep: bool) -> None:
         """Spend what a function costs. values: the text or list that it changes, and the other arguments."""

@@ -55,12 +55,14 @@ class MarkedTokens(LabelledTokens):
     @property
     def source_lengths(self) -> np.ndarray:
         """int64 [N]: the tokens of all windows of each window's text: a breakdown by length keeps them together."""
-        return np.bincount(self.text_numbers, weights=self.lengths).astype(np.int64)[self.text_numbers]
+        numbers_N = self.text_numbers
+        return np.bincount(numbers_N, weights=self.lengths).astype(np.int64)[numbers_N]
 
     def share(self, *, fraction: float, seed: int) -> LabelledTokens:
         """Some of the texts with all their windows, fixed by the seed."""
-        chosen = share_of(int(self.text_numbers.max()) + 1, fraction=fraction, seed=seed)
-        return self.subset(np.flatnonzero(np.isin(self.text_numbers, chosen)))
+        numbers_N = self.text_numbers
+        chosen = share_of(int(numbers_N.max()) + 1, fraction=fraction, seed=seed)
+        return self.subset(np.flatnonzero(np.isin(numbers_N, chosen)))
 
 
 def piece_words(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> np.ndarray:
