@@ -108,14 +108,17 @@ def test_the_wheel_holds_presets_assets_of_pages_and_sources_of_kernels(tmp_path
     assert paged.stdout.startswith(b"<!doctype html>") and b"tformer.heatmap=" in paged.stdout
 
 
-def test_the_readme_installs_for_a_cpu_with_one_line_more_and_tests_with_one_line() -> None:
-    """Each block of commands is pasted whole: the build of torch for CPUs comes before what would install another."""
-    for_cpu, for_gpu, tests = [block for block in CODE.findall(README) if block.startswith("python3 -m venv")]
-    environment, on_cpu, every = for_cpu.splitlines()
-    assert "torch --index-url" in on_cpu and "/whl/cpu" in on_cpu and every == "pip install ."
-    assert for_gpu == f"{environment} && {every}\n"
-    tests = tests.removesuffix("\n")
-    assert "'.[test]'" in tests and tests.endswith("pytest -n auto")
+def test_the_readme_runs_the_main_job_and_the_tests_with_one_line_each() -> None:
+    """Both lines install the build of torch for CPUs first where no NVIDIA GPU is, and go on where it cannot be had."""
+    job, tests = [block.removesuffix("\n") for block in CODE.findall(README) if block.startswith("python3 -m venv")]
+    assert CODE.findall(README)[0] == f"{job}\n" and "\n" not in job + tests
+    made, activated, torch, *after = job.split(" && ")
+    assert tests.split(" && ") == [made, activated, torch, "pip install -e '.[test]'", "pytest -n auto"]
+    assert after[0] == "pip install ." and [words.split()[:2] for words in after[1:]] == [
+        ["tformer", "train"],
+        ["tformer", "generate"],
+    ]
+    assert torch.startswith("(command -v nvidia-smi || pip install ") and torch.endswith(" || true)")
     assert tests == subprocess.run(
         ["grep", "-m", "1", "-E", "^python3 .*pytest", "README.md"],
         cwd=ROOT,
