@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tformer.build import build_model
+from tformer.build import add_adapters, build_model
 from tformer.checkpoint.catalog import BEST, LATEST, is_complete, read_pointer
 from tformer.checkpoint.manifest import FILE_NAMES, FileRecord, read_manifest
 from tformer.checkpoint.read import Checkpoint, differences, read_checkpoint
@@ -194,8 +194,11 @@ def _tensor_problems(checkpoint: Checkpoint, recipe: Recipe, role: str, counts: 
         return
     counts["tensors"] += len(tensors)
     counts["bytes"] += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    # A run with adapters holds these, what is trained in full beside them, and what its base lacks.
+    base = frozenset() if model is None else model.base_names
     if role == "weights":
-        problems = differences(state, tensors, aliases=checkpoint.tied)
+        wanted = {name: each for name, each in state.items() if name not in base or name in tensors}
+        problems = differences(wanted, tensors, aliases=checkpoint.tied)
     elif role == "optimizer":
         parameters = set(_built(recipe.model, recipe, checkpoint).state_dict())
         if recipe.generator is not None:
@@ -204,7 +207,7 @@ def _tensor_problems(checkpoint: Checkpoint, recipe: Recipe, role: str, counts: 
         problems = [f"state of {strays[0]} and {len(strays) - 1} more, which are no parameters"] if strays else []
     else:  # averages are those of parameters, a generator omits shared ones
         averaged = {name for name, _ in model.named_parameters()} if role == "ema" and model is not None else set()
-        wanted = {name: state[name] for name in state.keys() & tensors.keys() | averaged}
+        wanted = {name: state[name] for name in state.keys() & tensors.keys() | averaged - base}
         problems = differences(wanted, tensors, aliases={})
     tied = {} if model is None or role == "optimizer" else model.tied_names()
     for alias, owner in tied.items():
@@ -215,15 +218,19 @@ def _tensor_problems(checkpoint: Checkpoint, recipe: Recipe, role: str, counts: 
 
 
 def _built(model: Model, recipe: Recipe, checkpoint: Checkpoint) -> Transformer:
-    """The model of a recipe on the meta device: names, shapes and ties."""
+    """The model of a recipe on the meta device, with its adapters: names, shapes and ties."""
     rows = embedding_rows(checkpoint)
-    return build_model(
+    built = build_model(
         model,
         vocab_size=rows["vocab_size"],
         target_vocab_size=rows["target_vocab_size"],
         num_labels=len(recipe.data.labels) or None,
         device="meta",
     )
+    if recipe.lora is not None and model is recipe.model:
+        with torch.device("meta"):
+            add_adapters(built, model, recipe.lora)
+    return built
 
 
 def _problems_of(work: Callable[[], object]) -> list[str]:
