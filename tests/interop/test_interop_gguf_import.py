@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,11 +20,14 @@ from tests.interop.test_interop_gguf_export import FAMILIES, as_cut, like_llama,
 from tformer.checkpoint.read import Checkpoint, read_checkpoint
 from tformer.interop.choose import differences
 from tformer.interop.exporting import resolved, tokenizers_of
-from tformer.interop.from_gguf import llama3_scaling
+from tformer.interop.from_gguf import llama3_scaling, unpack_gguf
 from tformer.interop.gguf_vocabulary import CUTS, texts_of
 from tformer.interop.to_gguf import TYPES, export_gguf
+from tformer.interop.weight_files import open_weights
 from tformer.nn.positions.rope import RopeScaling, scale_frequencies
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.chat import ChatTemplate
 
 gguf = pytest.importorskip("gguf")
 
@@ -97,11 +101,23 @@ SMALL = {"embedding_length": 32, "block_count": 1, "feed_forward_length": 32, "a
 SMALL |= {"context_length": 16, "attention.layer_norm_rms_epsilon": 1e-5}
 
 
-def small(path: Path, *, arch: str = "llama", odd: str = "", rows: int = 32, **values: Any) -> None:
+def small(
+    path: Path,
+    *,
+    arch: str = "llama",
+    odd: str = "",
+    rows: int = 32,
+    down: Any = None,
+    bare: bool = False,
+    **values: Any,
+) -> None:
     """A Llama of one layer as a file, with changed values.
 
     odd: the name of a tensor that is left out, or added, or has a type that is not read. rows: of the queries.
+    down: the type and the bytes of a matrix [32, 256]. bare: without tensors.
     """
+    if down is not None:
+        values[f"{arch}.feed_forward_length"] = 256
     writer = gguf.GGUFWriter(path, arch)
     for key, value in ({f"{arch}.{key}": value for key, value in SMALL.items()} | values).items():
         add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
@@ -111,17 +127,24 @@ def small(path: Path, *, arch: str = "llama", odd: str = "", rows: int = 32, **v
     layer: dict[str, tuple[int, ...]] = {f"blk.0.{name}.weight": (32, 32) for name in matrices}
     layer |= {f"blk.0.{name}.weight": (32,) for name in ("attn_norm", "ffn_norm")}
     layer["blk.0.attn_q.weight"] = (rows, 32)
+    if down is not None:
+        layer |= {
+            "blk.0.ffn_gate.weight": (256, 32),
+            "blk.0.ffn_up.weight": (256, 32),
+            "blk.0.ffn_down.weight": (32, 256),
+        }
     shapes = {"token_embd.weight": (4, 32), "output_norm.weight": (32,), **layer}
     if odd and odd not in shapes:
         shapes[odd] = (32,)
-    for name, size in shapes.items():
-        if name != odd or "ffn_up" in name or "sinks" in name:
-            kind = gguf.GGMLQuantizationType.Q5_0 if name == odd and "ffn_up" in name else None
-            tensor = torch.zeros(size).numpy()
-            writer.add_tensor(name, tensor if kind is None else gguf.quants.quantize(tensor, kind), raw_dtype=kind)
+    for name, size in () if bare else shapes.items():
+        if down is not None and name == "blk.0.ffn_down.weight":
+            writer.add_tensor(name, down[1], raw_dtype=down[0])
+        elif name != odd or "ffn_up" in name or "sinks" in name:
+            tensor = torch.zeros(size, dtype=torch.int8 if name == odd and "ffn_up" in name else torch.float32)
+            writer.add_tensor(name, tensor.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
+    writer.write_tensors_to_file() if not bare else writer.write_ti_data_to_file()
     writer.close()
 
 
@@ -136,11 +159,28 @@ def with_bytes(at: int, data: bytes) -> Callable[[bytes], bytes]:
 DAMAGES: dict[str, tuple[dict[str, Any], Callable[[bytes], bytes], str]] = {
     "other file": ({}, with_bytes(0, b"PK"), "begins with b'GGUF', found b'PKUF'"),
     "empty": ({}, lambda file: b"", "begins with b'GGUF', found b''"),
+    "big-endian": ({}, with_bytes(4, struct.pack(">I", 3)), "its numbers are big-endian"),
     "version": ({}, with_bytes(4, struct.pack("<I", 9)), "not a usable GGUF file: .*version 9"),
     "header cut short": ({}, lambda file: file[:60], "not a usable GGUF file: it has 60 bytes"),
     "tensors cut short": ({}, lambda file: file[:-64], "not a usable GGUF file: it has .* bytes"),
     "count of tensors": ({}, with_bytes(8, struct.pack("<Q", 2**60)), "not a usable GGUF file"),
     "count of keys": ({}, with_bytes(16, struct.pack("<Q", 2**63)), "not a usable GGUF file"),
+    "count of tokens": (
+        {"tokenizer.ggml.tokens": ["#" * 16]},
+        lambda file: with_bytes(file.index(b"#" * 16) - 16, struct.pack("<Q", 2**60))(file),
+        "not a usable GGUF file",
+    ),
+    "list of lists": (
+        {"tokenizer.ggml.tokens": ["#" * 16]},
+        lambda file: with_bytes(file.index(b"#" * 16) - 20, struct.pack("<I", 9))(file),
+        "not a usable GGUF file",
+    ),
+    "no text": (
+        {"tokenizer.ggml.tokens": ["#" * 16]},
+        lambda file: file.replace(b"#" * 16, b"\xff" * 16),
+        "not a usable GGUF file: .*utf-8",
+    ),
+    "template of another type": ({"tokenizer.chat_template": [1]}, bytes, "chat_template: found .*, expected str"),
     "length of a key": ({}, with_bytes(24, struct.pack("<Q", 2**40)), "not a usable GGUF file: it has"),
     "architecture": ({"arch": "mamba"}, bytes, "general.architecture: found 'mamba', tformer reads gemma, gemma2"),
     "architecture of another type": ({"general.architecture": ["llama"]}, bytes, "found .*, expected str"),
@@ -157,7 +197,7 @@ DAMAGES: dict[str, tuple[dict[str, Any], Callable[[bytes], bytes], str]] = {
     "no embedding": ({"odd": "token_embd.weight"}, bytes, "missing token_embd.weight"),
     "merge": ({"tokenizer.ggml.merges": ["a c"]}, bytes, "merges: found 'a c', which joins no two tokens"),
     "part of a model": ({"split.count": 3}, bytes, "is one of 3 files"),
-    "type": ({"odd": "blk.0.ffn_up.weight"}, bytes, "ffn_up.weight has the type Q5_0, tformer reads F32"),
+    "type": ({"odd": "blk.0.ffn_up.weight"}, bytes, "ffn_up.weight has the type I8, which the package gguf"),
     "tensor missing": ({"odd": "blk.0.ffn_norm.weight"}, bytes, "missing blk.0.ffn_norm.weight"),
     "rows of no head": ({"rows": 31}, bytes, r"attn_q.weight: its shape \[31, 32\] contradicts the keys"),
     "rows of other heads": ({"rows": 64}, bytes, r"q_proj.weight has the shape \[64, 32\], expected \[32, 32\]"),
@@ -191,6 +231,124 @@ def test_a_damaged_or_other_file_is_refused_by_its_name(damage: str, cli: Any, t
     assert outcome.code == 2 and str(path) in error and "tformer-gguf" not in error
     assert re.search(told, error), error
     assert list(tmp_path.iterdir()) == [path]
+
+
+TYPES_OF_GGUF = (
+    *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_S"),
+    *(
+        "IQ1_M",
+        "IQ2_XXS",
+        "IQ2_XS",
+        "IQ2_S",
+        "IQ3_XXS",
+        "IQ3_S",
+        "IQ4_NL",
+        "IQ4_XS",
+        "TQ1_0",
+        "TQ2_0",
+        "MXFP4",
+        "NVFP4",
+    ),
+)
+
+
+@pytest.mark.parametrize("name", TYPES_OF_GGUF)
+def test_every_type_is_read_as_the_package_dequantizes_it(name: str, tmp_path: Path) -> None:
+    kind = gguf.GGMLQuantizationType[name]
+    size = gguf.quant_shape_to_byte_shape((32, 256), kind)
+    blocks = np.random.default_rng(0).integers(0, 64, size, np.uint8)  # small bytes: every factor of a block is finite
+    small(tmp_path / "model.gguf", down=(kind, blocks), **VOCABULARY)
+    (tmp_path / "folder").mkdir()
+    unpack_gguf(tmp_path / "model.gguf", tmp_path / "folder")
+    found = open_weights(tmp_path / "folder").read(["model.layers.0.mlp.down_proj.weight"])
+    expected = gguf.quants.dequantize(blocks, kind)
+    assert np.abs(expected).max() > 0
+    assert np.array_equal(found["model.layers.0.mlp.down_proj.weight"].numpy(), expected)
+
+
+def test_a_quantized_file_is_imported(cli: Any, tmp_path: Path) -> None:
+    weights = torch.randn(32, 256, generator=torch.Generator().manual_seed(0)).numpy()
+    kind = gguf.GGMLQuantizationType.Q4_1
+    small(tmp_path / "model.gguf", down=(kind, gguf.quants.quantize(weights, kind)), **VOCABULARY)
+    outcome = cli("import", tmp_path / "model.gguf", "--out", tmp_path / "back")
+    assert outcome.code == 0, outcome.err
+    read = read_checkpoint(tmp_path / "back").weights().values()
+    [found] = [tensor for tensor in read if tensor.shape == weights.shape]
+    assert 0 < np.abs(found.numpy() - weights).max() < 0.25
+
+
+CHAT = (
+    "{% if messages[0]['role'] != 'system' %}{{ 'You help.|' }}{% endif %}"
+    "{% for message in messages %}{{ message['role'] + ':' + message['content'] + '|' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("own_tokenizer", [False, True])
+def test_the_chat_template_and_its_system_message_come_along(own_tokenizer: bool, cli: Any, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    small(path, **VOCABULARY, **{"tokenizer.chat_template": CHAT})
+    assert cli("import", path, "--out", tmp_path / "first").code == 0
+    options = ("--tokenizer", tmp_path / "first" / "tokenizer.json") if own_tokenizer else ()
+    assert cli("import", path, "--out", tmp_path / "back", *options).code == 0
+    run = read_checkpoint(tmp_path / "back")
+    assert run.recipe.tokenizer.chat_template == CHAT
+    template = ChatTemplate(Tokenizer.from_json(run.tokenizer_json or ""), run.recipe.tokenizer.chat_template)
+    assert template.text([{"role": "user", "content": "hi"}], prompt=True) == "You help.|user:hi|assistant:"
+
+
+@pytest.mark.parametrize("template", [CHAT, "chatml"])
+def test_an_exported_chat_template_writes_the_same_prompts(template: str, cli: Any, tmp_path: Path) -> None:
+    values = recipe("llama")
+    values["tokenizer"] = values.get("tokenizer", {}) | {"chat_template": template}
+    run = checkpoint(tmp_path / "run", values, tokenizer=as_cut("gpt-2"))
+    back = returned(cli, run, tmp_path)
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    ours, found = (
+        ChatTemplate(Tokenizer.from_json(one.tokenizer_json or ""), one.recipe.tokenizer.chat_template).text(messages)
+        for one in (run, back)
+    )
+    assert found == ours and "generation %}" not in (back.recipe.tokenizer.chat_template or "")
+
+
+EARLY: dict[str, tuple[dict[str, Any], str]] = {
+    "architecture": ({"arch": "mamba"}, "general.architecture: found 'mamba'"),
+    "type": ({"odd": "blk.0.ffn_up.weight"}, "has the type I8"),
+    "no weights": ({"bare": True}, "holds no weights"),
+    "tensors": ({"odd": "blk.0.ffn_norm.weight"}, "missing blk.0.ffn_norm.weight"),
+}
+
+
+@pytest.mark.parametrize("case", EARLY)
+def test_the_header_refuses_before_the_vocabulary_is_read(case: str, tmp_path: Path) -> None:
+    """The vocabulary is damaged, which nothing says: its texts are found by their lengths and not read."""
+    values, told = EARLY[case]
+    path = tmp_path / "model.gguf"
+    small(path, **VOCABULARY | {"tokenizer.ggml.tokens": ["#" * 16]} | values)
+    path.write_bytes(path.read_bytes().replace(b"#" * 16, b"\xff" * 16))
+    with pytest.raises(InputError, match=told):
+        unpack_gguf(path, tmp_path)
+
+
+def test_a_large_vocabulary_takes_no_array_operation_for_each_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small(
+        tmp_path / "model.gguf", bare=True, **VOCABULARY | {"tokenizer.ggml.tokens": [f"t{i}" for i in range(20_000)]}
+    )
+    calls: list[int] = []
+    read = gguf.GGUFReader._get
+    monkeypatch.setattr(gguf.GGUFReader, "_get", lambda self, *given: (calls.append(1), read(self, *given))[1])
+    with pytest.raises(InputError, match="holds no weights"):
+        unpack_gguf(tmp_path / "model.gguf", tmp_path)
+    assert len(calls) < 500
+
+
+def test_a_vocabulary_that_is_not_read_is_refused_before_weights_are_written(tmp_path: Path) -> None:
+    small(tmp_path / "model.gguf", **VOCABULARY | {"tokenizer.ggml.pre": "falcon"})
+    with pytest.raises(InputError, match="falcon"):
+        unpack_gguf(tmp_path / "model.gguf", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
 
 
 def test_other_commands_say_how_to_read_the_file(cli: Any, tmp_path: Path) -> None:

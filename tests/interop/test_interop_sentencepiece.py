@@ -517,3 +517,11 @@ def test_a_language_that_the_vocabulary_lacks_is_refused(tmp_path: Path) -> None
     (folder / "tokenizer_config.json").write_text('{"src_lang": "tlh", "tokenizer_class": "M2M100Tokenizer"}')
     with pytest.raises(InputError, match="src_lang: __tlh__ is no token of the vocabulary"):
         ours(folder)
+
+
+def test_a_model_named_as_a_tokenizer_file_is_refused_with_the_command_that_reads_it(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(model())
+    refused = cli("tokenize", tmp_path / "tokenizer.model", "--text", "the cat")
+    assert refused.code == 2 and "it is a SentencePiece model" in refused.err
+    assert f"tformer tokenize {tmp_path} " in refused.err
+    assert cli("tokenize", tmp_path, "--text", "the cat").code == 0

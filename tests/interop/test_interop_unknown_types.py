@@ -12,6 +12,7 @@ import transformers
 
 from tests.interop import tiny_folders as tiny
 from tformer.interop.architectures import ARCHITECTURES
+from tformer.interop.config import Config
 from tformer.interop.importing import import_folder
 from tformer.interop.unknown_types import unknown_type
 
@@ -198,6 +199,26 @@ def test_a_key_without_a_name_for_its_feature_is_listed(model_type: Any, tmp_pat
     tiny.edit_json(folder / "config.json", {"model_type": model_type, "mystery_gate": 0.5, "other_gate": False})
     message = tiny.refusal(folder, out).message
     assert "the key mystery_gate is unknown beside those of 'gpt2'" in message and "other_gate" not in message
+
+
+KEYS = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size", "intermediate_size")
+
+
+def test_a_missing_type_lists_every_type_whose_keys_fit() -> None:
+    values = transformers.BertConfig().to_dict()
+    stated = {key: values[key] for key in (*KEYS, "layer_norm_eps", "max_position_embeddings", "type_vocab_size")}
+    hint = unknown_type(stated, name="config.json").hint or ""
+    listed = set(re.findall("'([^']+)'", hint))
+    assert {"bert", "roberta", "electra", "xlm-roberta"} <= listed and not {"gpt2", "llama", "t5"} & listed
+    for known in listed:  # each reads the file once its type stands there
+        ARCHITECTURES[known].section(Config(stated), next(iter(ARCHITECTURES[known].classes)))
+
+
+@pytest.mark.parametrize(("class_name", "known"), [("BertModel", "bert"), ("RobertaForMaskedLM", "roberta")])
+def test_the_named_class_tells_types_with_the_same_keys_apart(class_name: str, known: str) -> None:
+    values = transformers.BertConfig().to_dict()
+    config = {key: values[key] for key in KEYS} | {"architectures": [class_name]}
+    assert re.findall("'([^']+)'", unknown_type(config, name="config.json").hint or "") == [known]
 
 
 def test_a_configuration_of_few_keys_suggests_nothing(tmp_path: Path, out: Path) -> None:

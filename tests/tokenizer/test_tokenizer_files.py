@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import models, pre_tokenizers
 
+from tformer.interop.tokenizer_files import read_tokenizer
 from tformer.support.errors import InputError, StorageError
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 from tformer.tokenizer import tokenizer as files
@@ -88,9 +89,34 @@ def test_missing_binary_and_directory(tmp_path):
         Tokenizer.load(tmp_path / "none.json")
     with pytest.raises(InputError):
         Tokenizer.load(tmp_path)
-    (tmp_path / "model.bin").write_bytes(b"\x80\x04\xff\xfe")
+    (tmp_path / "model.bin").write_bytes(b"\xc0\x04\xff\xfe")
     with pytest.raises(InputError, match="byte 0 is not UTF-8"):
         Tokenizer.load(tmp_path / "model.bin")
+
+
+OTHERS = {
+    "gguf": (b"GGUF\3\0\0\0" + bytes(16), "a GGUF model", "tformer import {path} --out RUN"),
+    "sentencepiece": (
+        b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\2",
+        "a SentencePiece model",
+        "tformer tokenize {path.parent} ",
+    ),
+    "tekken": (b'{"config": {"pattern": "x", "default_vocab_size": 9}}', "tekken.json", "AutoTokenizer.from_pretrained"),
+    "tiktoken": (b"IQ== 0\nIg== 1\n", "tiktoken", "tformer train-tokenizer"),
+    "pickle": (b"\x80\4\xff", "a pickle", "tformer train-tokenizer"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_another_kind_of_file_is_told_by_its_first_bytes(kind, tmp_path):
+    content, name, command = OTHERS[kind]
+    path = tmp_path / "vocabulary"
+    path.write_bytes(content)
+    for read in (Tokenizer.load, lambda path: read_tokenizer(tmp_path, {}, path=path)):
+        with pytest.raises(InputError) as error:
+            read(path)
+        assert str(path) in error.value.message and name in error.value.message
+        assert command.format(path=path) in error.value.hint
 
 
 def test_a_foreign_file_does_not_truncate_or_pad():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,9 +30,8 @@ from tformer.support import files
 from tformer.support.errors import InputError
 from tformer.support.formatting import listed
 
-READ = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
 MAGIC = b"GGUF"
-VOCABULARY = "tokenizer.ggml."
+VOCABULARY, TEMPLATE = "tokenizer.ggml.", "tokenizer.chat_template"
 NEEDED = ("context_length", "block_count", "feed_forward_length")  # keys; others have llama.cpp's default values
 COMPUTED = ("vocab_size", "rope.dimension_count", "attention.value_length")  # keys that follow from others
 SCALING = "rope.scaling."
@@ -62,13 +62,14 @@ def unpacked(path: Path, *, beside: Path | None = None, vocabulary: bool = True)
 
 
 def unpack_gguf(path: Path, folder: Path, *, vocabulary: bool = True) -> None:
-    """Write config.json, model.safetensors (fp32) and, if asked for, the tokenizer of a GGUF file into a folder.
+    """Write config.json, weights (fp32), chat template and, if asked for, the tokenizer of a GGUF file into a folder.
 
     Raises InputError for a damaged file, and for an architecture, a key, a type or a tensor that tformer does not read.
     """
-    values, tensors = _read(path)
+    fields, tensors = _read(path)
     import gguf
 
+    values = _contents(path, {name: field for name, field in fields.items() if not name.startswith(VOCABULARY)})
     known = {one.gguf.name: (one, one.gguf) for one in reversed(ARCHITECTURES.values()) if one.gguf is not None}
     stated = Config(values, name=str(path))
     found = stated.take("general.architecture", kind=str)
@@ -77,12 +78,17 @@ def unpack_gguf(path: Path, folder: Path, *, vocabulary: bool = True) -> None:
     architecture, form = known[found]
     if (parts := stated.take("split.count", default=1)) > 1:
         raise InputError(f"{path} is one of {parts} files", hint="llama-gguf-split --merge makes one file of them")
-    for tensor in tensors.values():
-        if tensor.tensor_type.name not in READ:
+    if not tensors:
+        hint = "the file of the whole model has the same vocabulary: import that"
+        raise InputError(f"{path} holds no weights, only keys and perhaps a vocabulary", hint=hint)
+    for kind, name in {tensor.tensor_type: tensor.name for tensor in tensors.values()}.items():
+        try:  # nothing of the package lists the types that it reads
+            gguf.quants.dequantize(np.zeros(gguf.GGML_QUANT_SIZES[kind][1], np.uint8), kind)
+        except NotImplementedError:
             raise InputError(
-                f"{path}: tensor {tensor.name} has the type {tensor.tensor_type.name}, tformer reads {', '.join(READ)}",
+                f"{path}: tensor {name} has the type {kind.name}, which the package gguf does not dequantize",
                 hint="take a file of the same model in F16 or Q8_0",
-            )
+            ) from None
     config = _config(path, architecture, form, values, tensors)
     class_name = config["architectures"][0]
     model = Model.model_validate(architecture.section(Config(config, name=str(path)), class_name))
@@ -103,6 +109,16 @@ def unpack_gguf(path: Path, folder: Path, *, vocabulary: bool = True) -> None:
     def make(name: str) -> Tensor:
         return form.loaded(model, name, _numbers(tensors[wanted[name]])).contiguous()
 
+    texts: dict[str, Any] = {CONFIG: config}
+    template = stated.take(TEMPLATE, default=None, kind=str)
+    texts[TOKENIZER_CONFIG] = {} if template is None else {"chat_template": template}
+    if vocabulary:
+        stem = len(VOCABULARY)
+        own = _contents(path, {key[stem:]: field for key, field in fields.items() if key.startswith(VOCABULARY)})
+        texts[TOKENIZER_JSON] = document_of(path, own)
+        ids = {ours: own[f"{role}_token_id"] for role, ours in ROLES.items() if f"{role}_token_id" in own}
+        texts[CONFIG] |= {f"{role}_token_id": token for role, token in ids.items()}
+        texts[TOKENIZER_CONFIG] |= {f"{role}_token": own["tokens"][token] for role, token in ids.items()}
     shapes: dict[str, Tensor] = {}
     for name, theirs in wanted.items():
         empty = torch.empty(tensors[theirs].shape[::-1].tolist(), device="meta")
@@ -112,45 +128,66 @@ def unpack_gguf(path: Path, folder: Path, *, vocabulary: bool = True) -> None:
             raise InputError(f"{path}: tensor {theirs}: its shape {list(empty.shape)} contradicts the keys") from None
     files.require_room(folder, sum(tensor.nbytes for tensor in shapes.values()))
     files.write_durably(folder / SINGLE, tensor_chunks(shapes, make=make))
-    texts: dict[str, Any] = {CONFIG: config}
-    if vocabulary:
-        own = {name.removeprefix(VOCABULARY): value for name, value in values.items() if name.startswith(VOCABULARY)}
-        texts[TOKENIZER_JSON] = document_of(path, own)
-        ids = {ours: own[f"{role}_token_id"] for role, ours in ROLES.items() if f"{role}_token_id" in own}
-        texts[CONFIG] |= {f"{role}_token_id": token for role, token in ids.items()}
-        texts[TOKENIZER_CONFIG] = {f"{role}_token": own["tokens"][token] for role, token in ids.items()}
     for name, document in texts.items():
         files.write_durably(folder / name, [json.dumps(document, ensure_ascii=False).encode()])
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The values and the tensors (`gguf.ReaderTensor`, mapped from the file) by name."""
+    """The keys (`gguf.ReaderField`) and the tensors (`gguf.ReaderTensor`) by name, mapped from the file."""
     with files.open_regular(path) as file:
-        if (start := file.read(len(MAGIC))) != MAGIC:
-            raise InputError(f"{path} is not a folder, and a GGUF file begins with {MAGIC!r}, found {start!r}")
+        start, version = file.read(len(MAGIC)), file.read(4)
+    if start != MAGIC:
+        raise InputError(f"{path} is not a folder, and a GGUF file begins with {MAGIC!r}, found {start!r}")
+    if version[:2] == b"\0\0":  # the package reads their headers, and dequantizes them to other numbers
+        raise InputError(f"{path}: its numbers are big-endian, tformer reads little-endian files")
     if importlib.util.find_spec("gguf") is None:
         raise InputError(f"{path} needs the package gguf, which is not installed", hint="pip install 'tformer[gguf]'")
     import gguf
 
     class Reader(gguf.GGUFReader):
-        """`GGUFReader` that raises ValueError at the end of the file, where its parent returns too few values."""
+        """`GGUFReader` that raises ValueError at the end of the file, where its parent returns too few values.
+
+        A list is one array, or one for each text: its parent makes several for each value, in 10 s for a vocabulary.
+        """
 
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
             if not 0 <= int(count) <= (len(self.data) - int(offset)) // np.dtype(dtype).itemsize:
                 raise ValueError(f"it has {len(self.data):,} bytes, and says that {count:,} values stand at {offset:,}")
             return super()._get(offset, dtype, count, override_order)
 
-    single = [gguf.GGUFValueType.FLOAT32]
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if raw_type != gguf.GGUFValueType.ARRAY:
+                return super()._get_field_parts(orig_offs, raw_type)
+            kind, count = gguf.GGUFValueType(self._get(orig_offs, np.uint32)[0]), self._get(orig_offs + 4, np.uint64)[0]
+            offset, types = orig_offs + 12, [gguf.GGUFValueType.ARRAY, kind]
+            if kind != gguf.GGUFValueType.STRING:
+                values = self._get(offset, self.gguf_scalar_to_np[kind], count)
+                return 12 + values.nbytes, [values], [0], types
+            data, parts = np.asarray(self.data), []
+            for _ in range(count):
+                [size] = struct.unpack_from("<Q", data.data, offset)
+                offset += 8 + size
+                parts.append(data[offset - size : offset])
+            return offset - orig_offs, parts, list(range(len(parts))), types
+
     try:
         reader = Reader(path)
-        values = {name: field.contents() for name, field in reader.fields.items()}
-    except (ValueError, LookupError, OSError, OverflowError, RecursionError) as error:
+    except (ValueError, LookupError, OSError, OverflowError, RecursionError, struct.error) as error:
+        raise InputError(f"{path} is not a usable GGUF file: {error}") from error
+    return reader.fields, {tensor.name: tensor for tensor in reader.tensors}
+
+
+def _contents(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of some keys (`gguf.ReaderField`)."""
+    import gguf
+
+    try:
+        values = {name: field.contents() for name, field in fields.items()}
+    except ValueError as error:  # bytes that are no text
         raise InputError(f"{path} is not a usable GGUF file: {error}") from error
     # shortest decimals: 1e-6 and not 9.99999997e-07
-    values |= {
-        name: float(str(np.float32(values[name]))) for name, field in reader.fields.items() if field.types == single
-    }
-    return values, {tensor.name: tensor for tensor in reader.tensors}
+    single = [name for name, field in fields.items() if field.types == [gguf.GGUFValueType.FLOAT32]]
+    return values | {name: float(str(np.float32(values[name]))) for name in single}
 
 
 def _numbers(tensor: Any) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
 import signal
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -38,6 +39,7 @@ from tformer.recipe.recipe import SpecialTokens, with_own_roles
 from tformer.support import files
 from tformer.support.errors import InputError, Interrupted
 from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.chat import TEMPLATES
 from tformer.workers.work import QUIET, Work
 
 SUFFIX = ".gguf"
@@ -52,6 +54,7 @@ TYPES = {
 """--dtype -> the type of a matrix and that of the file."""
 FULL = ("position_embd.weight",)
 BLOCK = 32  # numbers of a row that share a scale
+_GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation\b")  # marks answers for training; llama.cpp lacks the tag
 
 
 def export_gguf(
@@ -90,6 +93,9 @@ def export_gguf(
         common=special_keys(recipe, tokenizers.source, tokenizers.target),
     )
     weights = stored_weights(checkpoint, model)
+    if (template := recipe.tokenizer.chat_template) is not None:
+        text = TEMPLATES.get(template, template)
+        template = _GENERATION.sub(lambda found: found[1] + ("endif" if found[2] else "if true"), text)
     if dtype is None:
         kinds = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
         dtype = kinds.get(max(weights.values(), key=Tensor.numel).dtype, "fp32")
@@ -97,7 +103,9 @@ def export_gguf(
     with files.storage_errors(target):
         files.make_folders(target.absolute().parent)
         with files.replacing(target) as temporary:
-            shapes, notes = _write(temporary, choice, model, weights, dtype=dtype, vocabulary=vocabulary, work=work)
+            shapes, notes = _write(
+                temporary, choice, model, weights, dtype=dtype, vocabulary=vocabulary, template=template, work=work
+            )
             files.sync_file(temporary)
     return ExportReport(
         path=target,
@@ -187,6 +195,7 @@ def _write(
     *,
     dtype: str,
     vocabulary: Vocabulary,
+    template: str | None = None,
     work: Work = QUIET,
 ) -> tuple[dict[str, tuple[int, ...]], list[str]]:
     """Write the file, a tensor at a time beside the weights; returns the shapes of its tensors, and notes."""
@@ -226,6 +235,8 @@ def _write(
     for key, value in vocabulary.values.items():
         add: Any = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}.get(type(value))
         (add or writer.add_array)(f"tokenizer.ggml.{key}", value)
+    if template is not None:
+        writer.add_chat_template(template)
     kinds = {}
     for name, shape in shapes.items():
         kind = "F32" if len(shape) == 1 or name in FULL else matrix

@@ -18,10 +18,9 @@ from tformer.interop.tokenizer_config import (
 )
 from tformer.recipe.recipe import SpecialTokens, with_own_roles
 from tformer.support.errors import InputError
-from tformer.support.files import read_bounded
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import SpecialIds
-from tformer.tokenizer.tokenizer import MAX_FILE_BYTES
+from tformer.tokenizer.tokenizer import read_tokenizer_file
 
 TOKENIZER_JSON = "tokenizer.json"
 TARGET_FOLDER = "target_tokenizer"  # in an exported folder: the tokenizer of the target side
@@ -49,10 +48,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], *, path: Path | None
     small = read_tokenizer_config(folder)
     source = folder / TOKENIZER_JSON if path is None else path
     if path is not None or source.exists():
-        try:
-            text = read_bounded(source, max_bytes=MAX_FILE_BYTES).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"{source} is not a usable tokenizer.json: byte {error.start} is not UTF-8") from error
+        text = read_tokenizer_file(source)
         names = {role: token.content for role, token in small.roles.items() if token is not None}
         return _found(text, names, source)
     converted = convert_slow(small, config)

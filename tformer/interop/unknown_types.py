@@ -90,7 +90,8 @@ def unknown_type(config: Mapping[str, Any], *, name: str) -> InputError:
         likeness = SequenceMatcher(None, str(model_type)[:MAX_NAME], known).ratio()
         return len(_left(config, known)), len(_read_by(known) - config.keys()), -likeness
 
-    nearest = min((known for known, each in ARCHITECTURES.items() if each.code is None), key=distance)
+    types = sorted((known for known, each in ARCHITECTURES.items() if each.code is None), key=distance)
+    nearest = types[0]
     left = _left(config, nearest)
     parts, others = [], list(left)
     for subject, features in (("it", FEATURES), (f"{nearest!r}, the nearest type,", ELSEWHERE)):
@@ -107,17 +108,27 @@ def unknown_type(config: Mapping[str, Any], *, name: str) -> InputError:
         return InputError(f"{found}: {'; '.join(parts)}", hint=hint)
     if len(Config(config).left()) < FEWEST_KEYS:
         return InputError(f"{found}; known: {', '.join(sorted(ARCHITECTURES))}")
-    try:
-        architecture = ARCHITECTURES[nearest]
-        architecture.section(Config(config, name=name), next(iter(architecture.classes)))
-    except InputError as refusal:
-        reason = refusal.message.removeprefix(f"{name}: ")
-        return InputError(f"{found}; its keys are those of {nearest!r}, but {reason}")
+    reasons = {known: _reason(config, known, name) for known in types if not _left(config, known)}
+    fitting = [known for known, reason in reasons.items() if not reason]
+    if not fitting or (reasons[nearest] and model_type is not None):
+        return InputError(f"{found}; its keys are those of {nearest!r}, but {reasons[nearest]}")
+    classes = str(config.get("architectures"))  # the class that the file names tells types with the same keys apart
+    named = [known for known in fitting if any(repr(one) in classes for one in ARCHITECTURES[known].classes)]
     return InputError(
         f"{found}; known: {', '.join(sorted(ARCHITECTURES))}",
-        hint=f"its keys are those of {nearest!r}: if it computes the same, write this type into config.json and leave "
-        "out architectures; the import checks the names and shapes of its tensors",
+        hint=f"its keys are those of {', '.join(map(repr, named or fitting))}: write the one that computes the same "
+        "into config.json and leave out architectures; the import checks the names and shapes of its tensors",
     )
+
+
+def _reason(config: Mapping[str, Any], known: str, name: str) -> str:
+    """Why a known type does not read the values of a config; empty: it reads them."""
+    architecture = ARCHITECTURES[known]
+    try:
+        architecture.section(Config(config, name=name), next(iter(architecture.classes)))
+    except InputError as refusal:
+        return refusal.message.removeprefix(f"{name}: ")
+    return ""
 
 
 def _left(config: Mapping[str, Any], known: str) -> list[str]:

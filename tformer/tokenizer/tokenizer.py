@@ -22,7 +22,8 @@ import numpy as np
 from tokenizers import Tokenizer as RustTokenizer
 
 from tformer.support.errors import InputError
-from tformer.support.files import make_folders, open_regular, storage_errors, write_file
+from tformer.support.file_kinds import HEAD_BYTES, kind_of
+from tformer.support.files import make_folders, open_regular, read_bounded, storage_errors, write_file
 from tformer.support.processes import process_lock
 from tformer.tokenizer.decoding import PieceStream, PieceTable, StreamDecoder, WindowStream, concatenating_reader
 from tformer.tokenizer.growth import growth_problem
@@ -85,16 +86,7 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
         """Read `tokenizer.json`. Raises InputError for a missing or damaged file, or one of another format."""
-        path = Path(path)
-        with open_regular(path) as file:
-            if (size := os.fstat(file.fileno()).st_size) > MAX_FILE_BYTES:
-                raise InputError(f"{path}: {size} bytes is too large for a tokenizer.json")
-            content = file.read()
-        try:
-            text = content.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise _not_a_tokenizer(str(path), f"byte {error.start} is not UTF-8") from error
-        return cls.from_json(text, name=str(path))
+        return cls.from_json(read_tokenizer_file(Path(path)), name=str(path))
 
     @classmethod
     def from_json(cls, text: str, *, name: str = "tokenizer.json") -> Tokenizer:
@@ -421,11 +413,31 @@ def _without_panics() -> Iterator[None]:
             os.write(2, printed.read())
 
 
+_HINT = "make one with `tformer train-tokenizer`, or use the tokenizer.json of a Hugging Face model"
+_CONVERT = "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of transformers writes a tokenizer.json"
+OTHER_FILES = {
+    "gguf": "tformer import {path} --out RUN makes a run with its tokenizer.json",
+    "sentencepiece": f"tformer tokenize {{path.parent}} reads it beside its configuration; {_CONVERT}",
+    "tekken": f"in the folder of its model: {_CONVERT}",
+}
+"""`FileKind.key` of other files with a vocabulary -> how their vocabulary is used."""
+
+
+def read_tokenizer_file(path: Path) -> str:
+    """The text of a tokenizer.json. Raises InputError for a missing file, one of another kind, and one too large."""
+    with open_regular(path) as file:
+        kind = kind_of(file.read(HEAD_BYTES))
+    if kind is not None and kind.key != "tokenizer":
+        hint = OTHER_FILES.get(kind.key, _HINT).format(path=path)
+        raise InputError(f"{path} is no tokenizer.json: it is {kind.name}", hint=hint)
+    try:
+        return read_bounded(path, max_bytes=MAX_FILE_BYTES).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _not_a_tokenizer(str(path), f"byte {error.start} is not UTF-8") from error
+
+
 def _not_a_tokenizer(name: str, reason: str) -> InputError:
-    return InputError(
-        f"{name} is not a usable tokenizer.json: {reason}",
-        hint="make one with `tformer train-tokenizer`, or use the tokenizer.json of a Hugging Face model",
-    )
+    return InputError(f"{name} is not a usable tokenizer.json: {reason}", hint=_HINT)
 
 
 def require_unicode(texts: Iterable[str | tuple[str | None, ...]]) -> None:
