@@ -180,11 +180,11 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_nor_a_long_one_for_many_sho
     assert step <= 10  # half of each chunk is the oldest prompt's
 
 
-def test_rows_are_given_first_come_first_served() -> None:
+def test_rows_of_a_client_are_given_first_come_first_served() -> None:
     scheduler, ended = Scheduler(tiny_model(), max_rows=2), list[int]()
     for row in range(6):
         settings = GenerationSettings(max_new_tokens=3, temperature=0.0, num_samples=1 + row % 2)
-        request = scheduler.submit([row + 1], settings, row=row)
+        request = scheduler.submit([row + 1], settings, row=row, client="one")
         request.result.add_done_callback(lambda _, row=row: ended.append(row))
     assert scheduler.num_waiting == 6
     while scheduler.step():
@@ -192,13 +192,70 @@ def test_rows_are_given_first_come_first_served() -> None:
     assert ended == list(range(6))
 
 
-def test_a_request_with_more_samples_than_rows_is_alone() -> None:
+def test_a_request_with_more_samples_than_rows_is_written_in_turns() -> None:
     model, settings = tiny_model(), GenerationSettings(max_new_tokens=4, num_samples=5, seed=2)
     scheduler = Scheduler(model, max_rows=2)
     first, second = scheduler.submit([1, 2], settings), scheduler.submit([3], GREEDY)
-    run(scheduler)
+    while scheduler.step():
+        assert len(scheduler._rows) <= 2
     assert_same(texts(first), alone(model, [1, 2], settings))
     assert_same(texts(second), alone(model, [3], GREEDY))
+
+
+@pytest.mark.parametrize("prompts", [1, 64], ids=["of one prompt", "of many prompts"])
+def test_a_small_request_does_not_wait_for_many_samples(prompts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside one other client a request has half of the time: its steps cost at most twice what they cost alone."""
+    model, many = tiny_model(), GenerationSettings(max_new_tokens=30, num_samples=64 // prompts, seed=4)
+    scheduler = Scheduler(model, max_rows=32, chunk=1000)
+    large = [scheduler.submit([7, row % 5], many, row=row, client="large") for row in range(prompts)]
+    for _ in range(3):
+        scheduler.step()
+    assert len(scheduler._rows) == 32  # it is alone: all rows are its own
+    shapes = fed(model, monkeypatch)
+    small = scheduler.submit([3], GenerationSettings(max_new_tokens=5, temperature=0.0))
+    steps = next(step for step in range(100) if scheduler.step() and small.result.done()) + 1
+    assert steps <= 5
+    costs = [scheduling.STEP_ROWS + rows for rows, _ in shapes[1:]]
+    assert max(costs) <= 2 * (scheduling.STEP_ROWS + 1)
+    for _ in range(2):
+        scheduler.step()
+    assert shapes[-1] == (32, 1)  # what was parked goes on
+    run(scheduler)
+    for row, request in enumerate(large):
+        assert_same(texts(request), alone(model, [7, row % 5], many, first_row=row))
+
+
+def test_every_client_gets_a_token_in_every_step_and_its_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random clients, samples and arrivals, as many clients as rows at most."""
+    monkeypatch.setattr(scheduling, "STEP_ROWS", 1)
+    draw, model = random.Random(3), tiny_model()
+    shapes = fed(model, monkeypatch)
+    scheduler, told = Scheduler(model, max_rows=6), list[str]()
+    left = {name: draw.choice([1, 1, 2, 5, 9]) for name in "abcdef"}
+    sizes = dict(left)
+    unfinished = dict[str, int]()
+
+    def submit(name: str) -> None:
+        def tell(event: TokenEvent) -> None:
+            told.append(name)
+            unfinished[name] -= event.finish_reason is not None
+
+        unfinished[name] = sizes[name]
+        settings = GenerationSettings(max_new_tokens=draw.randrange(8, 30), num_samples=sizes[name], seed=1)
+        scheduler.submit(ids_of(3, ord(name)), settings, on_token=tell, client=name)
+
+    for _ in range(400):
+        if left and draw.random() < 0.3:
+            name, _ = left.popitem()
+            submit(name)
+        told.clear()
+        active = {name: count for name, count in unfinished.items() if count > 0}
+        scheduler.step()
+        assert set(told) == set(active)
+        if active:
+            rows, _ = shapes[-1]
+            assert rows <= 6 and 1 + rows <= len(active) * (1 + min(active.values()))
+    assert not left and not any(unfinished.values())
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["in turn", "together"])

@@ -248,6 +248,17 @@ def test_a_client_that_leaves_frees_its_row(stream: bool, busy: Server) -> None:
     assert time.monotonic() - began < 2
 
 
+@pytest.mark.parametrize("large", [{"n": 128}, {"prompt": ["abc", "b"] * 64}], ids=["samples", "prompts"])
+def test_a_small_request_does_not_wait_for_many_texts_of_another_client(large: dict[str, Any], busy: Server) -> None:
+    with raw_request(busy, LONG | {"ignore_eos": True} | large) as connection:
+        until(lambda: value_of(busy, 'tformer_rows_running{model="gpt-tiny-1"}') == 32)  # not 128: of --batch-size
+        busy.ask(COMPLETE, prompt="abc", max_tokens=5)
+        connection.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            connection.recv(1)  # nothing has been answered yet
+    until(lambda: value_of(busy, "tformer_requests_running") == 1)
+
+
 @pytest.mark.slow
 def test_a_client_that_does_not_read_is_left(guarded: Server) -> None:
     key = {"Authorization": "Bearer secret"}

@@ -1,11 +1,12 @@
 """Continuous batching: requests join and leave the batch between decoding steps.
 
-    submit (any thread)     waiting ──▶ reading ──▶ rows ──▶ result
-                                          │  ▲        │
-                            kept prefixes ┘  └────────┘ a full context is read again (`context="slide"`)
+    submit (any thread)     waiting ──▶ reading ──▶ parked ◀──▶ rows ──▶ result
+                                          │  ▲                   │
+                            kept prefixes ┘  └───────────────────┘ a full context is read again (`context="slide"`)
 
 One thread owns the model and calls `step`, which reads some tokens of prompts and then decodes one token of every row
-(Orca, OSDI 2022). Requests get rows first come, first served. Prompts that are being read take turns in chunks: the one
+(Orca, OSDI 2022). Clients have equal shares of the rows (`_shares`), and use theirs first come, first served; samples
+beyond the share are parked with their keys and values. Prompts that are being read take turns in chunks: the one
 that has waited longest, then the one with the fewest tokens left, so that neither long nor short ones wait for all
 others. Short ones are read side by side. The keys and values of a beginning that another text has are copied.
 
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, islice
+from itertools import accumulate, count, islice
 
 import torch
 from torch import Tensor
@@ -42,6 +43,8 @@ from tformer.workers.work import ShouldStop, never
 
 SHARED = 16
 """Tokens from which on a common beginning is copied."""
+STEP_ROWS = 8
+"""A step takes about as long as this number of rows, and its own: the weights are read once for all of them."""
 MOST_KEPT = 256
 """Texts that are kept: every prompt is compared with each of them."""
 
@@ -69,10 +72,15 @@ class Request:
     """A prompt in the scheduler. `result`: the future of its samples, in order."""
 
     def __init__(
-        self, completions: list[Completion], alternatives: int, on_token: Callable[[TokenEvent], None] | None
+        self,
+        completions: list[Completion],
+        alternatives: int,
+        on_token: Callable[[TokenEvent], None] | None,
+        client: object,
     ) -> None:
         self.result: Future[list[Generated]] = Future()
         self.completions, self.alternatives, self.on_token = completions, alternatives, on_token
+        self.client = self if client is None else client
         self.is_cancelled = False
         self.error: Exception | None = None
         self.result.set_running_or_notify_cancel()  # from here on `cancel` ends it, not the future's method
@@ -84,11 +92,13 @@ class Request:
 
 @dataclass(eq=False)
 class _Row:
-    """A completion in the batch, and what chooses its tokens."""
+    """A completion and what chooses its tokens; number: in the order of arrival; cache: of a parked row."""
 
     request: Request
     completion: Completion
     chooser: TokenChooser
+    number: int
+    cache: ModelCache | None = None
 
 
 @dataclass(eq=False)
@@ -121,7 +131,7 @@ class Scheduler:
     ) -> None:
         """
         Args:
-            max_rows: samples at a time; a request with more of them is alone.
+            max_rows: samples at a time.
             chunk: maximum number of prompt tokens that are read between two decoding steps.
             prefix_bytes: maximum size of the keys and values that are kept of texts that ended; 0: none.
 
@@ -137,7 +147,9 @@ class Scheduler:
         self._vocab_size = None if tokenizer is None else tokenizer.vocab_size
         self._waiting: list[_Text] = []
         self._reading: list[_Text] = []
+        self._parked: list[_Row] = []
         self._rows: list[_Row] = []  # in the order of the cache
+        self._numbers = count()
         self._cache = self._empty_rows()
         self._kept: list[_Text] = []  # the latest last
         self._most_kept = prefix_bytes // self._cache.slot_bytes  # in tokens
@@ -153,6 +165,7 @@ class Scheduler:
         suppressed: Sequence[int] = (),
         alternatives: int = 0,
         on_token: Callable[[TokenEvent], None] | None = None,
+        client: object = None,
     ) -> Request:
         """Queue a prompt.
 
@@ -161,6 +174,7 @@ class Scheduler:
             suppressed: see `generate`.
             alternatives: number of most probable tokens that every event lists.
             on_token: called on the model's thread, which waits for it.
+            client: requests of one client share its rows; None: the request is its own client.
 
         Raises InputError for a prompt without tokens or with ids that the model has not, or longer than the context
         where that is an error.
@@ -175,7 +189,7 @@ class Scheduler:
             Completion(prompt, settings, row=row, sample=sample, max_seq_len=longest, tokenizer=self._tokenizer)
             for sample in range(settings.num_samples)
         ]
-        request = Request(completions, alternatives, on_token)
+        request = Request(completions, alternatives, on_token, client)
         rows = [
             _Row(
                 request,
@@ -188,6 +202,7 @@ class Scheduler:
                     vocab_size=self._vocab_size,
                     suppressed=suppressed,
                 ),
+                next(self._numbers),
             )
             for completion in completions
         ]
@@ -201,18 +216,21 @@ class Scheduler:
 
     @property
     def num_rows(self) -> int:
-        """Samples that are read or decoded."""
-        return len(self._rows) + sum(len(reading.rows) for reading in self._reading)
+        """Samples that are decoded together, and texts that are read."""
+        return len(self._rows) + len(self._reading)
 
     # --- the thread that owns the model ------------------------------------------------------------------------------
 
     def step(self) -> bool:
         """Read up to a chunk of prompts, then decode one token of every row. False if there was nothing to do."""
-        if not (self._waiting or self.num_rows):
+        if not self._all_rows():
             return False
         with inference(self._model):
             self._end(row.request for row in self._all_rows() if row.request.is_cancelled)
-            self._read()
+            shares = self._shares()
+            self._park(shares)
+            self._read(shares)
+            self._join(shares)
             if self._rows:
                 self._decode()
         return True
@@ -237,7 +255,7 @@ class Scheduler:
                 if on_token is not None:
                     on_token(row, event.sample, event.id, event.text)
 
-            return self.submit(prompt, settings, row=row, suppressed=suppressed, on_token=tell)
+            return self.submit(prompt, settings, row=row, suppressed=suppressed, on_token=tell, client=self)
 
         rows, requests = enumerate(prompts, start=first_row), deque[Request]()
         try:
@@ -261,7 +279,8 @@ class Scheduler:
             self._end(row.request for row in self._all_rows())
 
     def _all_rows(self) -> list[_Row]:
-        return [*self._rows, *(row for text in (*self._reading, *self._waiting) for row in text.rows)]
+        texts = (*self._reading, *self._waiting)
+        return [*self._rows, *self._parked, *(row for text in texts for row in text.rows)]
 
     def _end(self, requests: Iterable[Request]) -> None:
         """Remove requests, and set their results."""
@@ -271,6 +290,7 @@ class Scheduler:
         for index in reversed(range(len(self._rows))):
             if self._rows[index].request in ended:
                 self._leave(index)
+        self._parked = [row for row in self._parked if row.request not in ended]
         for queue in (self._reading, self._waiting):
             for text in [each for each in queue if each.rows[0].request in ended]:
                 queue.remove(text)
@@ -285,14 +305,13 @@ class Scheduler:
 
     # --- prompts -----------------------------------------------------------------------------------------------------
 
-    def _read(self) -> None:
+    def _read(self, shares: set[_Row]) -> None:
         """Read up to a chunk of tokens, of two prompts or more where there are several."""
+        for text in [each for each in self._waiting if not shares.isdisjoint(each.rows)]:
+            self._waiting.remove(text)
+            self._reading.append(text)
         left, is_oldest = self._chunk, True
-        while left > 0:
-            while self._waiting and (not self.num_rows or self.num_rows + len(self._waiting[0].rows) <= self._max_rows):
-                self._reading.append(self._waiting.pop(0))
-            if not self._reading:
-                return
+        while left > 0 and self._reading:
             shortest = min(self._reading, key=lambda each: len(each.ids) - each.num_read)
             text = self._reading[0] if is_oldest else shortest
             most = -(-left // 2) if is_oldest and len(self._reading) > 1 else left
@@ -356,14 +375,14 @@ class Scheduler:
         return len(chunk)
 
     def _begin_rows(self, text: _Text, logits_1V: Tensor) -> None:
-        """Choose the first tokens of the rows of a text that was read; they join."""
+        """Choose the first tokens of the rows of a text that was read."""
         assert text.cache is not None
         self._reading.remove(text)
         self._keep(text.ids, text.cache)
         for row in text.rows:
             self._choose(row, logits_1V)
-            self._cache.join(text.cache)
-            self._rows.append(row)
+            row.cache = text.cache
+            self._parked.append(row)
 
     def _keep(self, ids: list[int], cache: ModelCache) -> None:
         """Keep the keys and values of a text; the oldest ones make room."""
@@ -376,6 +395,49 @@ class Scheduler:
 
     def _empty_rows(self) -> RowCache:
         return RowCache(self._new_cache(self._model.longest_target))
+
+    def _shares(self) -> set[_Row]:
+        """The rows that the batch may have now: equal shares of the clients, what one does not need for the others.
+
+        No client writes more slowly than its part of the time: a step of k clients takes at most k times what the step
+        of the smallest one would take alone. Of more clients than `max_rows`, the first ones have a row each.
+        """
+        clients: dict[object, list[_Row]] = {}
+        for row in sorted(self._all_rows(), key=lambda row: row.number):
+            clients.setdefault(row.request.client, []).append(row)
+        served = sorted(islice(clients.values(), self._max_rows), key=len)
+        smallest = min(map(len, served), default=0)
+        left = min(self._max_rows, len(served) * (STEP_ROWS + smallest) - STEP_ROWS)
+        shares: set[_Row] = set()
+        for others, rows in zip(reversed(range(len(served))), served, strict=True):
+            share = rows[: -(-left // (others + 1))]
+            shares.update(share)
+            left -= len(share)
+        return shares
+
+    def _park(self, shares: set[_Row]) -> None:
+        """Take the rows that no share has out of the batch; they wait with their keys and values."""
+        for index in reversed(range(len(self._rows))):
+            if (row := self._rows[index]) not in shares:
+                row.cache = self._copied(index)
+                self._parked.append(row)
+                self._leave(index)
+
+    def _join(self, shares: set[_Row]) -> None:
+        """Put the parked rows of the shares into the batch."""
+        for row in [each for each in self._parked if each in shares]:
+            assert row.cache is not None
+            self._cache.join(row.cache)
+            row.cache = None
+            self._parked.remove(row)
+            self._rows.append(row)
+        self._settle()
+
+    def _copied(self, index: int) -> ModelCache:
+        """A copy of the keys and values of a row in the batch."""
+        cache = self._new_cache(self._cache.lengths[index])
+        cache.copy_slots(self._cache, self._cache.lengths[index], row=index)
+        return cache
 
     def _tensor(self, rows: Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor(rows, device=next(self._model.parameters()).device)
@@ -413,21 +475,20 @@ class Scheduler:
 
     def _settle(self) -> None:
         """Remove rows that ended, and read those again whose context is full."""
-        ended = [row.request for row in self._rows if row.request.error]
+        rows = [*self._rows, *self._parked]
+        done = [row for row in rows if row.completion.finish_reason is not None]
         for index in reversed(range(len(self._rows))):
             row, length = self._rows[index], self._cache.lengths[index]
             if row.completion.finish_reason is not None:
                 if length <= self._most_kept:
-                    cache = self._new_cache(length)
-                    cache.copy_slots(self._cache, length, row=index)
-                    self._keep(row.completion.ids[-length - 1 : -1], cache)
+                    self._keep(row.completion.ids[-length - 1 : -1], self._copied(index))
                 self._leave(index)
-                if all(each.finish_reason for each in row.request.completions):
-                    ended.append(row.request)
             elif length == self._cache.capacity:
                 self._leave(index)
                 self._reading.insert(0, _Text(row.completion.window(), [row]))
-        self._end(ended)
+        self._parked = [row for row in self._parked if row.completion.finish_reason is None]
+        ended = [row.request for row in done if all(each.finish_reason for each in row.request.completions)]
+        self._end([*ended, *(row.request for row in rows if row.request.error)])
 
     def _leave(self, index: int) -> None:
         """Remove a row of the batch; the last one takes its place."""

@@ -146,7 +146,8 @@ class Generation:
     ) -> None:
         """Submit the prompts; runs in the thread of the models. options: of `Scheduler.submit`."""
         for number, prompt in enumerate(prompts):
-            request = scheduler.submit(prompt, settings, row=number, on_token=partial(self._emit, number), **options)
+            tell = partial(self._emit, number)
+            request = scheduler.submit(prompt, settings, row=number, on_token=tell, client=self, **options)
             self._requests.append(request)
             self._unfinished += 1
             request.result.add_done_callback(partial(self._done, number))
