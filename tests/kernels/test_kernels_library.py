@@ -110,6 +110,17 @@ def test_for_little_work_only_what_is_there_is_used(tmp_path: Path, monkeypatch:
     assert find(may_build=False) is not None
 
 
+@pytest.mark.usefixtures("quick_build")
+def test_work_whose_time_is_limited_builds_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TFORMER_KERNELS")
+    with library.none_built():
+        assert find() is None and kept(tmp_path) == []
+    assert find() is not None
+    library.forget()
+    with library.none_built():
+        assert find() is not None
+
+
 @pytest.mark.parametrize("word", ["off", "0", "OFF", "no"])
 def test_it_can_be_switched_off(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TFORMER_KERNELS", word)

@@ -198,6 +198,17 @@ def test_validations_read_a_share_that_leaves_the_steps_their_time(
     assert clock.share_of_validations(30, seconds, eval_every=eval_every) == pytest.approx(share)
 
 
+@pytest.mark.parametrize(
+    ("end", "total", "deadline"), [(60.0, 60.0, 65.0), (1200.0, 1200.0, 1230.0), (4.0, 60.0, 15.0)]
+)
+def test_what_runs_is_broken_off_in_half_of_what_the_command_may_take_longer(
+    end: float, total: float, deadline: float
+) -> None:
+    """A command may take 10 s or 5 % longer; one whose time had passed before its first step gets as long."""
+    clock = Clock(Pace(now=lambda: 10.0), end=end, total=total, fraction=0.5, floor=0.0, planned_steps=100)
+    assert clock.deadline == deadline
+
+
 def test_work_that_reports_nothing_counts_as_it_was() -> None:
     machine = Machine()
     assert expected_seconds(lambda work: machine.work(3.0), now=lambda: machine.time) in (0.0, pytest.approx(3.0))

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +18,10 @@ from tformer.optim.schedules import build_schedule
 from tformer.recipe import load_recipe
 from tformer.recipe.sizes import LADDERS, TEXT
 from tformer.support.errors import InputError
-from tformer.training import loop, plan, session
+from tformer.training import clock, loop, plan, session
 from tformer.training.loop import Trainer
 from tformer.training.session import Session
+from tformer.workers.work import Work
 
 Cli = Callable[..., Any]
 MINUTES = 0.05
@@ -190,6 +192,104 @@ def test_data_that_are_read_often_bring_dropout_unless_the_user_sets_it(
         shown = planned(cli, text_file, monkeypatch, rate, 2.0, *words)
         recipe = load_recipe(base_yaml=shown["recipe_yaml"]).recipe
         assert recipe.model.decoder is not None and recipe.model.decoder.dropout == expected
+
+
+@pytest.fixture
+def seconds_of_an_example(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], list[float]]:
+    """Let each example of a timed step take this long by a simulated clock; the seconds of all timed steps."""
+
+    def simulate(seconds: float) -> list[float]:
+        steps: list[float] = []
+        now = SimpleNamespace(perf_counter=lambda: sum(steps), monotonic=lambda: train.STARTED + sum(steps))
+        monkeypatch.setattr(plan, "time", now)
+        monkeypatch.setattr(plan, "measured_once", lambda key, measure: measure())
+        monkeypatch.setattr(train, "STARTED", time.monotonic())
+        monkeypatch.setattr(
+            Trainer, "train_step", lambda self: steps.append(seconds * plan._batch(self.recipe.training))
+        )
+        return steps
+
+    return simulate
+
+
+@pytest.mark.parametrize("batch", [("--batch-size", 256), ("--batch-size", 32, "--set", "training.grad_accum=8")])
+@pytest.mark.parametrize("seconds", [0.001, 0.05, 0.4, 3.0])
+def test_a_step_takes_at_most_a_twentieth_of_the_time_and_timing_a_tenth_by_a_smaller_batch(
+    seconds: float, batch: tuple[object, ...], cli: Cli, tiny_recipe: Path, text_file: Path,
+    seconds_of_an_example: Callable[[float], list[float]], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(plan, "example_flops", lambda *_, **__: SimpleNamespace(training=seconds / plan.SLOWEST))
+    monkeypatch.setattr(plan, "measure_peak", lambda prepared: 1.0)
+    steps = seconds_of_an_example(seconds)
+    words = ("train", "--config", tiny_recipe, "--data", text_file, "--minutes", 1, "--dry-run", "--json", *batch)
+    done = cli(*words)
+    assert done.code == 0, done.err
+    training = load_recipe(base_yaml=json.loads(done.out)["recipe_yaml"]).recipe.training
+    own = plan._batch(training)
+    assert own * seconds <= 3.0 and sum(steps) <= 2 * 3.0
+    assert own == 256 or 2 * own * seconds > 3.0, "no smaller than needed"
+    assert (own == 256) == (seconds == 0.001) == ("a step has" not in done.err)
+
+
+def test_the_first_step_is_all_that_is_timed_where_it_is_longer_than_operations_say(
+    cli: Cli, tiny_recipe: Path, text_file: Path, seconds_of_an_example: Callable[[float], list[float]]
+) -> None:
+    steps = seconds_of_an_example(1.0)  # about 100,000 times as long as here
+    done = cli("train", "--config", tiny_recipe, "--data", text_file, "--minutes", 1, "--dry-run", "--batch-size", 32)
+    assert done.code == 0, done.err
+    assert steps == [32.0] and "a step has 2 examples instead of 32" in " ".join(done.err.split())
+
+
+def test_a_model_too_large_for_the_time_is_refused_before_a_step(
+    cli: Cli, tiny_recipe: Path, text_file: Path, seconds_of_an_example: Callable[[float], list[float]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(plan, "measure_peak", lambda prepared: 1e4)
+    steps = seconds_of_an_example(1.0)
+    done = cli("train", "--config", tiny_recipe, "--data", text_file, "--minutes", 1, "--dry-run")
+    assert (done.code, steps) == (2, []) and "a step on one example takes at least" in done.err
+    assert "hint: choose a smaller model, or --minutes" in " ".join(done.err.split())
+
+
+def test_data_that_take_most_of_the_time_end_the_command(
+    cli: Cli, tiny_recipe: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "PREPARING_SECONDS", 0.0)
+    words = ("train", "--config", tiny_recipe, "--data", text_file, "--out", tmp_path / "run", "--minutes", 1e-6)
+    done = cli(*words)
+    assert done.code == 2 and "tokenizing the data takes more than half of the time" in " ".join(done.err.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_validation_that_outlasts_the_time_is_broken_off_and_repeated_by_resume(
+    start: Callable[..., Path], cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never_ends(self: Session, work: Work, share: float | None = None) -> dict[str, Any]:
+        while not work.should_stop():
+            time.sleep(0.01)
+        return {"loss": 0.0}
+
+    monkeypatch.setattr(clock, "LATE_SECONDS", 0.2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_validate", never_ends)
+        run = start("run")
+    assert metrics(run, "valid") == [] and (run / "checkpoints" / "latest").exists()
+    assert cli("train", "--resume", "--out", run, "--max-steps", metrics(run, "train")[-1]["step"] + 1).code == 0
+    assert metrics(run, "valid")
+
+
+def test_what_a_guess_reaches_is_measured_before_the_steps_whose_number_depends_on_the_time_left(
+    start: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, run = [], Trainer.run
+
+    def run_then(self: Trainer) -> Any:
+        found.append((tmp_path / "run" / "baseline.json").is_file())
+        return run(self)
+
+    monkeypatch.setattr(Trainer, "run", run_then)
+    start("run")
+    assert found == [True]
 
 
 def test_every_ladder_has_sizes_that_grow() -> None:

@@ -152,8 +152,8 @@ def instruction_set() -> str:
 
 ARM = ("arm64", "aarch64")
 
-PROBE_FLOPS = 4e10
-"""Maximum number of operations of a measured product: a fraction of a second on the slowest CPU."""
+PROBE_FLOPS, PROBE_SECONDS = 4e9, 0.5
+"""Maximum number of operations of a measured product, and the time after which no four of them are waited for."""
 
 MIN_SPEEDUP = 1.2
 """Minimum speedup of bf16 products over fp32 for `auto` to choose bf16."""
@@ -191,7 +191,7 @@ def matmul_flops_per_second(
     calls = 20 if device.type == "cuda" else 1  # between two synchronizations, so that launch overhead is hidden
     began = time.perf_counter()
     tries = 0
-    while tries < 4 or (time.perf_counter() - began < seconds and tries < 200):
+    while tries < 1 or (tries < 200 and time.perf_counter() - began < (PROBE_SECONDS if tries < 4 else seconds)):
         start = time.perf_counter()
         for _ in range(calls):
             torch.nn.functional.linear(left, right)

@@ -38,6 +38,9 @@ NOTICED, CHANGED = 8, 1.4
 RESERVE_SECONDS = 2.0
 """For the baselines and the end of the command, after the last checkpoint."""
 
+LATE_SHARE, LATE_SECONDS = 0.025, 5.0
+"""Part of the whole time, and least number of seconds, after its end when steps and validations are broken off."""
+
 TOLERANCE = 0.015
 """Part of the whole time by which the expected end may be off before the line is bent."""
 
@@ -192,6 +195,7 @@ class Clock:
 
     Attributes:
         every: steps between two decisions, the same in all processes: few enough that none comes too late.
+        deadline: on the pace's clock, when what still runs is broken off; also where the end has passed already.
     """
 
     pace: Pace
@@ -205,6 +209,7 @@ class Clock:
 
     def __post_init__(self) -> None:
         self.every = max(1, min(50, min(self.planned_steps, self.most_steps) // 200))
+        self.deadline = max(self.end, self.pace.now()) + max(LATE_SECONDS, LATE_SHARE * self.total)
 
     @property
     def last_step(self) -> int:

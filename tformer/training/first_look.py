@@ -36,7 +36,7 @@ def first_look(
     best = run.best()
     if best is None:
         return {}
-    baselines = stored_baselines(run.path) or _measured(data, run, objective)
+    baselines = baselines_of(data, run, objective)
     step = int(best.name.rpartition("-")[2])
     of_all = f"best checkpoint: step {step} of {state.step}" if step != state.step else f"checkpoint: step {step}"
     say(f"result    {run.path} ({of_all})")
@@ -60,8 +60,10 @@ def first_look(
     return baselines
 
 
-def _measured(data: TrainingData, run: RunDirectory, objective: Objective) -> Baselines:
-    """The baselines, measured and stored. A training that has ended does not fail for them: {} then."""
+def baselines_of(data: TrainingData, run: RunDirectory, objective: Objective) -> Baselines:
+    """The stored baselines, or measured and stored now. A training does not fail for them: {} then."""
+    if stored := stored_baselines(run.path):
+        return stored
     try:
         baselines = data.baselines(objective)
         write_baselines(run.path, baselines)

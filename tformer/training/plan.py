@@ -1,7 +1,8 @@
 """The plan of a training by time (`training.minutes`): the size of the model, and how many steps to expect.
 
 The sizes of the family (`recipe/sizes.py`) are tried from the smallest on: a few real steps of each are timed, once for
-each machine and shape. The largest size that sees enough tokens for its parameters is trained. From then on the clock
+each machine and shape. The largest size that sees enough tokens for its parameters is trained. A step that would take
+too much of the time gets a smaller batch: operations say so before it is timed. From then on the clock
 (`training/clock.py`) counts.
 """
 
@@ -10,23 +11,26 @@ from __future__ import annotations
 import gc
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from tformer.cost.flops import mean_lengths
+from tformer.cost.flops import example_flops, mean_lengths
 from tformer.objectives.base import Objective
 from tformer.recipe.recipe import Recipe
+from tformer.recipe.sections import BATCH_SIZES, Training
 from tformer.recipe.sizes import ladder_of, with_dropout
 from tformer.support.device import Precision, measured_once
+from tformer.support.errors import InputError
 from tformer.support.formatting import in_words
 from tformer.training import assemble
 from tformer.training.clock import NEVER
 from tformer.training.loop import Components, Hooks, Observer, Trainer
 from tformer.training.parallel import Parallel
-from tformer.training.prepare import Prepared, freeze, prepare
+from tformer.training.prepare import Prepared, freeze, measure_peak, prepare
 from tformer.training.request import recipe_of_leader
 from tformer.training.state import LossScaler, TrainerState
 from tformer.workers.work import Work
@@ -34,6 +38,15 @@ from tformer.workers.worker import Worker
 
 TIMED_STEPS, TIMED_SECONDS = 8, 1.0
 """A size is timed for this number of steps, or at least two of them in this time; one more warms up."""
+
+LONGEST_STEP, LONGEST_EXAMPLE = 1 / 20, 1 / 4
+"""Maximum of a step as a part of the time, by a smaller batch; of one example, which no batch makes smaller."""
+
+SLOWEST = 16
+"""A step of a small model on a busy machine takes up to this number of times as long as its products alone."""
+
+TIMING_SHARE = 0.1
+"""Part of the time after which no other size is timed."""
 
 VALIDATIONS, FEW_STEPS = 4, 20
 """Of a training by time, the last one included; one of fewer steps is validated at its end."""
@@ -70,24 +83,34 @@ def plan(prepared: Prepared, *, began: float, work: Work, worker: Worker) -> Pre
     """
     minutes, resumed = prepared.recipe.training.minutes, prepared.start.resumed
     assert minutes is not None
-    sizes = prepared.start.sizes or (prepared.data.recipe,)
+    given, total = prepared.start.sizes or (prepared.data.recipe,), 60 * minutes
+    sizes = list(given)
     of_size = partial(_with_size, prepared, work=work, processes=worker.local_size)
     tried: list[Prepared] = []
     found: list[Alternative] = []
     if worker.leads:
         ladder = ladder_of(prepared.recipe)
         needed = 0.0 if ladder is None else ladder.tokens_per_parameter
+        enough = time.monotonic() + TIMING_SHARE * total
         with work.progress("timing steps"):
-            for size in sizes:
-                tried.append(of_size(size))
-                found.append(_alternative(tried[-1], began + 60 * minutes, needed, worker.world_size))
-                if not found[-1].fits:
+            for index, size in enumerate(given):
+                sizes[index], seconds = _with_short_steps(size, of_size, total, worker.world_size)
+                tried.append(of_size(sizes[index]))
+                of_whole = sizes[index] is size
+                found.append(_alternative(tried[-1], seconds, began + total, needed if of_whole else math.inf))
+                if not found[-1].fits or time.monotonic() >= enough:
                     break
     fitting = [number for number, alternative in enumerate(found) if alternative.fits]
     number, steps = worker.share(lambda: (number := max(fitting, default=0), found[number].steps))
     if worker.leads and resumed is None:
         limit = ", the most that suits the data" if steps == prepared.recipe.training.max_steps else ""
-        work.note(f"plan for {in_words(60 * minutes)}: {found[number]}{limit}")
+        work.note(f"plan for {in_words(total)}: {found[number]}{limit}")
+        if sizes[number] is not given[number]:
+            whole, own = (each.training for each in (given[number], sizes[number]))
+            unit = "examples" if own.batch_size else "tokens"
+            work.note(
+                f"a step has {_batch(own):,} {unit} instead of {_batch(whole):,}, which take too much of the time"
+            )
     chosen = tried[number] if tried else of_size(sizes[number])
     passes = steps * chosen.tokens_per_step / max(1.0, len(chosen.data.samples) * chosen.mean_length)
     most, rate = prepared.start.dropout or (math.inf, 0.0)
@@ -119,9 +142,57 @@ def _with_size(prepared: Prepared, size: Recipe, *, work: Work, processes: int) 
     return replace(prepared, data=data, recipe=recipe, shapes=shapes)
 
 
-def _alternative(prepared: Prepared, end: float, needed: float, processes: int) -> Alternative:
+def _with_short_steps(
+    size: Recipe, of_size: Callable[[Recipe], Prepared], total: float, processes: int
+) -> tuple[Recipe, float]:
+    """A size, with a smaller batch where a step would be too long for the time, and about the seconds of its step.
+
+    Timed is a batch that is short by its operations; the time of others grows at most in proportion.
+    Raises InputError where even the products of one example take too long.
+    """
+    whole, longest = of_size(size), LONGEST_STEP * total * processes
+    source, target = mean_lengths(whole.data.samples, whole.data.tokens_per_sample)
+    models = whole.shapes.main, whole.shapes.generator
+    flops = example_flops(whole.recipe, *models, source_length=source, target_length=target).training
+    of_example = flops / measure_peak(whole)
+    if of_example > LONGEST_EXAMPLE * total:
+        raise InputError(
+            f"--minutes: a step on one example takes at least {in_words(of_example)} here, more than "
+            f"{in_words(total)} allow",
+            hint=f"choose a smaller model, or --minutes {math.ceil(of_example / LONGEST_STEP / 60)}",
+        )
+    examples = max(1.0, whole.tokens_per_step / whole.mean_length)
+    most = 1.0 if whole.start.resumed else examples  # the batch of a resumed run stays
+
+    def times_smaller(seconds: float) -> int:
+        """By which power of two the batch is divided, so that what took this long fits."""
+        return 2 ** math.ceil(math.log2(min(most, max(1.0, seconds / longest))))
+
+    timed = times_smaller(SLOWEST * examples * of_example)
+    short = of_size(_smaller(size, timed))
+    seconds = timed * measured_once(_key(short), lambda: _time_steps(short, longest))
+    times = times_smaller(seconds)
+    return _smaller(size, times), seconds / times / processes
+
+
+def _smaller(recipe: Recipe, times: int) -> Recipe:
+    """The recipe with a batch that is so many times smaller: first with fewer micro-batches, then with smaller ones."""
+    if times == 1:
+        return recipe
+    training = recipe.training
+    rest = max(1, times // training.grad_accum)
+    updates = {name: max(1, size // rest) for name in BATCH_SIZES if (size := getattr(training, name)) is not None}
+    updates["grad_accum"] = max(1, training.grad_accum // times)
+    return recipe.model_copy(update={"training": training.model_copy(update=updates)})
+
+
+def _batch(training: Training) -> int:
+    """Examples or tokens of an optimizer step."""
+    return training.grad_accum * (training.batch_size or training.batch_tokens or 1)
+
+
+def _alternative(prepared: Prepared, seconds: float, end: float, needed: float) -> Alternative:
     recipe, parameters = prepared.recipe, prepared.num_parameters
-    seconds = measured_once(_key(prepared), lambda: _time_steps(prepared)) / processes
     left = max(0.0, end - time.monotonic())
     steps = max(1, min(int(STEPS_SHARE * left / seconds), recipe.training.max_steps))
     model = recipe.model
@@ -144,8 +215,8 @@ def _key(prepared: Prepared) -> tuple[Any, ...]:
     return parts, training, str(prepared.device), [round(length, -1) for length in lengths]
 
 
-def _time_steps(prepared: Prepared) -> float:
-    """Seconds of an optimizer step, by a few real ones of a model that is then dropped."""
+def _time_steps(prepared: Prepared, longest: float) -> float:
+    """Seconds of an optimizer step, by a few real ones of a model that is then dropped; by the first if it is long."""
     recipe, data, device = prepared.recipe, prepared.data, prepared.device
     models = assemble.make_models(recipe, device, dtype=prepared.precision.dtype)
     objective: Objective = assemble.make_objective(recipe, data.context, models)
@@ -163,14 +234,16 @@ def _time_steps(prepared: Prepared) -> float:
     )
     trainer = Trainer(parts, Hooks(), Observer(), recipe=recipe, state=TrainerState())
     try:
-        trainer.train_step()
-        trainer.wait()
-        began, steps = time.perf_counter(), 0
-        while steps < 2 or (steps < TIMED_STEPS and time.perf_counter() - began < TIMED_SECONDS):
+        seconds: list[float] = []
+        while sum(seconds) < longest and (
+            len(seconds) < 3 or (len(seconds) <= TIMED_STEPS and sum(seconds[1:]) < TIMED_SECONDS)
+        ):
+            began = time.perf_counter()
             trainer.train_step()
             trainer.wait()
-            steps += 1
-        return (time.perf_counter() - began) / steps
+            seconds.append(time.perf_counter() - began)
+        timed = seconds[1:] or seconds
+        return sum(timed) / len(timed)
     finally:
         batches.close()
         del trainer, parts, models, objective

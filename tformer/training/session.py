@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from tformer.cost.flops import mean_lengths, training_flops_per_token
 from tformer.data.shards.array_files import BackgroundCheck
 from tformer.decoding.inference import state_of_kernels
 from tformer.interop.adapters import open_base
+from tformer.kernels.library import BUILD_SECONDS, none_built
 from tformer.loading import load_body, load_generator, load_weights, why_new
 from tformer.model import Transformer
 from tformer.objectives.base import Objective
@@ -36,7 +37,7 @@ from tformer.training.adapters import BasePlaces, describe_adapters
 from tformer.training.clock import MOST_VALIDATING, Clock, Pace, Points, expected_seconds
 from tformer.training.display import Console, TrainingDisplay, formats_of
 from tformer.training.embeddings import write_embeddings
-from tformer.training.first_look import first_look
+from tformer.training.first_look import baselines_of, first_look
 from tformer.training.loggers import LoggedRun, Loggers, Status, logger_names
 from tformer.training.loop import Components, Hooks, Trainer
 from tformer.training.options import TrainOptions
@@ -55,6 +56,9 @@ from tformer.workers.worker import Worker, is_lost
 
 BAD_ROWS_FILE = "bad-rows.jsonl"
 """The rows of the data that `--bad-rows drop` left out, in the run directory."""
+
+PREPARING, PREPARING_SECONDS = 0.5, 10.0
+"""Maximum of the time of a training by time that its data may take, as a part and in seconds, the larger one."""
 
 SHORT_TRAINING = 20.0
 """Seconds of a training that needs no forecast."""
@@ -91,7 +95,8 @@ def run_training(
             check_target(start)
         cache_dir = scratch if options.dry_run else None
         work = replace(work, note=partial(console.print, markup=False), cache_dir=cache_dir, workers=options.workers)
-        prepared = prepare(start, work) if worker.world_size == 1 else prepare_together(start, work, worker)
+        with _preparing(work, start.recipe.training.minutes) as own:
+            prepared = prepare(start, own) if worker.world_size == 1 else prepare_together(start, own, worker)
         if prepared.recipe.training.minutes is not None and prepared.recipe.schedule.points is None:
             prepared = plan(prepared, began=began, work=work, worker=worker)
         prepared = plan_validations(prepared, work.note)
@@ -100,12 +105,29 @@ def run_training(
         if options.dry_run:
             return describe(prepared, devices=devices)
         training_begins()
-        with worker.joined(timeout_minutes=prepared.recipe.training.parallel.timeout_minutes):
+        is_short = MOST_VALIDATING * 60 * (prepared.recipe.training.minutes or math.inf) < BUILD_SECONDS
+        kernels = none_built() if is_short else nullcontext()
+        with kernels, worker.joined(timeout_minutes=prepared.recipe.training.parallel.timeout_minutes):
             with work.progress("making the model"):
                 log_to = logger_names(options.log_to)
                 session = Session(prepared, console=console, work=work, began=began, log_to=log_to, worker=worker)
             with session.run:
                 return session.train(stop_at_step=options.stop_at_step)
+
+
+@contextmanager
+def _preparing(work: Work, minutes: float | None) -> Iterator[Work]:
+    """The work of a preparation. Raises InputError where it takes too much of the time of a training by time."""
+    over = time.monotonic() + (math.inf if minutes is None else max(PREPARING_SECONDS, PREPARING * 60 * minutes))
+    try:
+        yield replace(work, should_stop=lambda: work.should_stop() or time.monotonic() >= over)
+    except Interrupted as error:
+        if work.should_stop():
+            raise
+        raise InputError(
+            f"--minutes {minutes:g}: tokenizing the data takes more than half of the time",
+            hint="give more minutes or less data; the same command again goes on where this one ended",
+        ) from error
 
 
 class Session:
@@ -320,7 +342,8 @@ class Session:
     def train(self, *, stop_at_step: int | None = None) -> dict[str, Any]:
         """Run the loop to its end, or to `stop_at_step`; return the summary. Raises Interrupted after a checkpoint."""
         prepared, training = self.prepared, self.prepared.recipe.training
-        timer = self._timer()
+        if (timer := self._timer()) is not None:
+            self.deadline = min(self.deadline, timer.deadline)
         display = TrainingDisplay(
             self.console,
             max_steps=training.max_steps if timer is None else timer.expected_steps,
@@ -334,7 +357,11 @@ class Session:
             shown_metrics=formats_of(prepared.recipe)
             | {name: form for part in self.objective.members for name, form in part.shown_metrics.items()},
         )
-        self.work = replace(self.work, progress=display.progress)
+        self.work = replace(
+            self.work,
+            progress=display.progress,
+            should_stop=lambda: self.should_stop() or time.monotonic() >= self.deadline,
+        )
         check = BackgroundCheck(prepared.data.files if self.worker.local_rank == 0 else ())
         trainer = Trainer(
             self.parts,
@@ -362,6 +389,8 @@ class Session:
         first_step = self.state.step
         if prepared.start.weights is not None and first_step == 0:
             self._save(self.state, None)  # a run that is killed early resumes from these weights
+        if timer is not None and self.worker.leads:  # their time is not known at the end
+            baselines_of(prepared.data, self.run, self.objective)
         self.worker.publish("run", str(self.run.path))
         status: Status = "failed"
         try:
@@ -449,7 +478,7 @@ class Session:
             seconds = self._limit_validations(trainer, expected_seconds(self._validate))
             began = time.monotonic()
             if write is not None and self.prepared.recipe.training.sample_every != 0:
-                write(self.model, self.should_stop)
+                write(self.model, self.work.should_stop)
         self.pace.seconds.setdefault("validation", seconds + time.monotonic() - began)
         left, spent = self._seconds_left(trainer, step), time.monotonic() - self.began
         if trainer.timer is None and left is not None and left >= SHORT_TRAINING:
@@ -492,8 +521,8 @@ class Session:
             self.console.print(f"the run is at step {state.step} of {training.max_steps}: nothing to do", markup=False)
         elif state.finished:
             self.console.print(f"stopped early: no better validation since step {state.best_step}", markup=False)
-        elif state.step < training.max_steps:
-            why = "out of time" if state.step < last_step else "stopped as asked"
+        elif state.step < training.max_steps or not state.validated:
+            why = "out of time" if state.step < last_step or not state.validated else "stopped as asked"
             saved = "saved" if state.step else "before the first step; no checkpoint was saved"
             self.console.print(f"{why} at step {state.step} of {training.max_steps}: {saved}", markup=False)
         if not self.worker.leads:
@@ -542,10 +571,16 @@ class Session:
         return self.worker.share(lambda: value)
 
     def _measure(self) -> dict[str, Any] | None:
-        """The metrics of a validation; None when interrupted."""
+        """The metrics of a validation; None when interrupted, or broken off at the deadline."""
         self.models.eval()
-        values = self._validate(self.work)
-        if self.should_stop():
+        polled: list[bool] = []
+
+        def should_stop() -> bool:
+            polled.append(self.work.should_stop())
+            return polled[-1]
+
+        values = self._validate(replace(self.work, should_stop=should_stop))
+        if self.should_stop() or any(polled):
             return None
         self.last_values = values
         return values
@@ -579,12 +614,11 @@ class Session:
         load_weights(self.model, checkpoint, ema=checkpoint.has("ema"), shards=self.shards)
         if self.models.generator is not None:
             load_generator(self.models.generator, checkpoint, shards=self.shards)
-        work = replace(self.work, should_stop=lambda: self.should_stop() or time.monotonic() >= self.deadline)
 
         def measure() -> dict[str, Any] | None:
             self.models.eval()
-            values = self._validate(work, share=1.0)
-            return None if work.should_stop() else values
+            values = self._validate(self.work, share=1.0)
+            return None if self.work.should_stop() else values
 
         self.final_values = self._in_leader(measure)
         if self.final_values is not None:
@@ -601,7 +635,8 @@ class Session:
 
         def written() -> str | None:
             with self.work.progress("writing a sample"):
-                return write(self.model, self.should_stop)
+                text = write(self.model, self.work.should_stop)
+                return text if text is not None or self.should_stop() else ""
 
         text: str | None = self._in_leader(written)
         self.last_sample = text or self.last_sample
