@@ -102,7 +102,7 @@ OF_LOAD = {
     "checkpoint": "tformer.load(path, which=...) chooses it",
 }
 OF_TABLES = dict.fromkeys(
-    ("text_column", "text2_column", "invalid_utf8", "encoding", "delimiter"), "texts are given as strings"
+    ("text_column", "text2_column", "invalid_utf8", "encoding", "delimiter", "quotes"), "texts are given as strings"
 )
 NOT_OF_GENERATE = (
     OF_LOAD

@@ -228,11 +228,14 @@ def test_vectors_of_other_programs_need_a_model_and_may_have_texts(body: Path, c
         ),
         (("search", "moved.npy", "a"), "moved/away does not exist"),
         (("search", "none.npy", ""), "none.npy: no such file"),
+        (("embed", "BODY", "--input", "page.html"), "page.html: found HTML, expected text"),
+        (("search", "moved.npy", "--input", "page.html", "--run", "BODY"), "page.html: found HTML, expected text"),
         (("embed", "BODY", "--devices", "2"), "--devices needs --input FILE"),
     ],
 )
 def test_a_mistake_is_one_clear_line(words: tuple[str, ...], expected: str, body: Path, cli: Cli) -> None:
     Path("empty.txt").touch()
+    Path("page.html").write_text("<!DOCTYPE html>\n<html>\n")
     Path("damaged.npy").write_bytes(b"\x93NUMPY")
     np.save("flat.npy", np.zeros(3, np.float32))
     np.save("old.npy", np.ones((2, 3), np.float32))

@@ -128,6 +128,22 @@ WRONG = [
     ("generate LM --input damaged.xlsx", "damaged.xlsx: damaged or no spreadsheet"),
     ("generate LM --input latin.txt --encoding ascii", "latin.txt:2: invalid ascii"),
     ("generate LM --input utf16.txt", "utf16.txt ... it looks like UTF-16"),
+    ("generate LM --input rows.csv --prompt a --quotes text", "exclude each other"),
+    *(
+        (f"{command} job.xlf", "job.xlf: found XLIFF, expected text ... columns source and target")
+        for command in (
+            *("data", "train-tokenizer", "train --dry-run --arch gpt --data", "train --dry-run --arch bert --data"),
+            *("train --dry-run --arch transformer --data", "train --dry-run --arch gpt --valid job.xlf --data"),
+            *("train --dry-run --arch transformer --source text.txt --target", "train --dry-run --arch t5 --data"),
+            *(
+                "tokenize LM --input",
+                "generate LM --input",
+                "evaluate LM --data",
+                "data --valid job.xlf",
+            ),
+            "train --dry-run --init-from LM --data",
+        )
+    ),
     ("classify missing --input rows.csv --output rows.csv", "--output rows.csv would replace what is read"),
     ("import . --out new", "config.json"),
 ]
@@ -143,6 +159,7 @@ def folder(tmp_path: Path) -> Path:
         "latin.csv": "text,label\nna\xefve,pos\nbad,neg\n",
         "latin.txt": "good\nna\xefve\n",
         "text.txt": "fed cab\n" * 20,
+        "job.xlf": '<?xml version="1.0"?>\n<xliff version="1.2"><file/></xliff>\n',
         "damaged.xlsx": "PK\x03\x04 and no more",
         "damaged.ods": "PK\x03\x04 and no more",
     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,13 @@ import pytest
 from tests.data import pair_makers
 from tests.data.fakes import Columns, Spec, open_one, read_documents, refusal, write
 from tformer.data.sources.labelled import open_labelled
+from tformer.data.sources.reading import Reading
+from tformer.decoding.lines import line_blocks
 
+TMX = '<?xml version="1.0"?>\n<tmx version="1.4"><body/></tmx>\n'
+PO = '# German\nmsgid ""\nmsgstr ""\n'
+CONLLU = "# sent_id = 1\n1\tGo\tgo\tVERB\t_\t_\t0\troot\t_\t_\n2\t!\t!\tPUNCT\t_\t_\t1\tpunct\t_\t_\n"
+HTML = "<!DOCTYPE html>\n<html>\n<p>Hello\n"
 FINE = '{"text": "a", "label": "x"}\n'
 FORMS = "lemma\tform\tfeatures\nsee\tsaw\tV\n"
 TWICE = "text,label,label\na,x,1\nb,y,2\n"
@@ -37,8 +45,8 @@ TEXTS: list[tuple[str, str | bytes, dict[str, Any], str, str]] = [
     ("a.txt", "\n\n\t \r\n", {}, ": nothing but white space", ""),
     ("a.txt", "\ufeff \n", {}, ": nothing but white space", ""),
     ("a.txt", "a".encode("utf-16"), {}, ":1: invalid UTF-8 at byte 0 (0xff: invalid start byte)", "like UTF-16"),
-    ("a.txt", gzip.compress(b"a", mtime=0), {}, ":1: invalid UTF-8 at byte 1 (0x8b: invalid start byte)", "like gzip"),
-    ("a.txt", b"PK\x03\x04\xff", {}, ":1: invalid UTF-8 at byte 4 (0xff: invalid start byte)", "like a zip"),
+    ("a.txt", gzip.compress(b"a", mtime=0), {}, ": found gzip data, expected text", "name it with the ending .gz"),
+    ("a.txt", b"PK\x03\x04\xff", {}, ": found a zip archive, expected text", "unpack it"),
     ("a.jsonl", f'{FINE}{{"text": \n', {}, ":2: not JSON: Expecting value at character 10", ""),
     ("a.jsonl", f'{FINE}["text"]\n', {}, ":2: expected an object with the key 'text', found list", ""),
     ("a.jsonl", f'{FINE}{{"txt": "a"}}\n', {}, ":2: no key 'text'; did you mean 'txt'? (known: txt)", "--text-column"),
@@ -149,6 +157,106 @@ PAIRS: list[tuple[str, str | bytes, dict[str, Any], str, str]] = [
     ),
     ("a.tsv", "x\tx\tt\na\tb\tc\n", {"source_column": "x"}, ": 2 columns are called 'x'", ""),
 ]
+
+
+def lines(path: Path) -> object:
+    return list(line_blocks(str(path), errors="strict", size=9))
+
+
+def sides(path: Path) -> object:
+    return pairs(path, target=path)
+
+
+# (name of the file, content, its name in messages): of no use to any reader of texts
+KNOWN_KINDS: list[tuple[str, str | bytes, str]] = [
+    ("a.tmx", TMX, "a translation memory (TMX)"),
+    ("a.txt", TMX.encode("utf-16"), "a translation memory (TMX)"),
+    ("a.xlf", TMX.replace("tmx", "xliff"), "XLIFF"),
+    ("a.po", PO, "translations of gettext"),
+    ("a.conllu", CONLLU, "words with tags (CoNLL-U)"),
+    ("a.csv", CONLLU, "words with tags (CoNLL-U)"),
+    ("a.conll", "Ada B-PER\n", "words with tags (CoNLL)"),
+    ("a.txt", b"%PDF-1.7\n%\xe2\xe3", "a PDF document"),
+    ("a.tsv", b"PK\x03\x04\xff", "a zip archive"),
+    ("a.txt", "GGUF\3\0\0\0", "a GGUF model"),
+    ("a.txt.gz", gzip.compress(b"\x89PNG\r\n\x1a\n"), "an image"),
+    ("a.json", "[\n]\n", "JSON"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "kind"), KNOWN_KINDS)
+@pytest.mark.parametrize("read", [texts, labelled, pairs, sides, lines])
+def test_a_known_kind_of_file_is_refused_by_name(
+    tmp_path: Path, read: Any, name: str, content: str | bytes, kind: str
+) -> None:
+    path = write(tmp_path / name, content)
+    if read is sides and name.endswith((".csv", ".tsv")):
+        return
+    how = {"errors": "replace"} if read is texts else {}  # replacing wrong bytes makes no text of it
+    error = refusal(lambda: read(path, **how))
+    assert error.message == f"{path}: found {kind}, expected text" and error.hint
+
+
+@pytest.mark.parametrize(
+    "content", [HTML, '<?xml version="1.0"?>\n<p>Hello</p>\n', "WEBVTT\n\n00:01 --> 00:02\nHello\n"]
+)
+def test_markup_is_running_text_but_its_lines_are_no_texts(tmp_path: Path, content: str) -> None:
+    path = write(tmp_path / "a.txt", content)
+    assert texts(path) == [content]
+    for read in (labelled, pairs, sides, lines):
+        error = refusal(lambda read=read: read(path))
+        assert "expected text" in error.message and "only running text may have markup" in str(error.hint)
+
+
+@pytest.mark.parametrize(
+    "text", ["<s> Hello\n", "# Title\n\nA text\n", "#include <stdio.h>\n", "{ a\n", "[1] a note\n"]
+)
+def test_text_that_begins_like_a_known_kind_is_read(tmp_path: Path, text: str) -> None:
+    for name in ("a.txt", "a.md", "a.c"):
+        path = write(tmp_path / name, text)
+        assert texts(path) == [text] and lines(path) == [text.splitlines()]
+
+
+QUOTES = "--quotes text reads quotes as text"
+INCHES = "".join(f'" pipe {number},x\n' for number in range(4))
+UNITS = [("unit,text,label", '",pipe,x\n'), ("text,unit,label", 'pipe,",x\n'), ("text,label,unit", 'pipe,x,"\n')]
+WRONG = "not at the end of a cell"
+
+
+@pytest.mark.parametrize(
+    ("head", "rows", "line", "end"),
+    [
+        ("text,label", INCHES, 2, f"closed in line 3, but {WRONG}"),
+        ("text,label", f"a,x\n\nb,y\n{INCHES}", 5, f"closed in line 6, but {WRONG}"),
+        ("text,label", '"good, quoted",x\n"" pipe,y\n', 3, f"closed in line 3, but {WRONG}"),
+        ("text,label", '"two\nlines",x\n"Hi" he said,y\n', 4, f"closed in line 4, but {WRONG}"),
+        ("text,label", 'a,x\n" pipe,y\nb,x\n', 3, "never closed"),
+        *((names, 8 * row, 2, f"closed in line 3, but {WRONG}") for names, row in UNITS),
+    ],
+)
+def test_a_quote_that_opens_a_cell_by_mistake_has_its_line(
+    tmp_path: Path, head: str, rows: str, line: int, end: str
+) -> None:
+    path = write(tmp_path / "a.csv", f"{head}\n{rows}")
+    columns = Columns(text="text", label="label")
+    error = refusal(lambda: labelled(path, columns))
+    assert error.message == f"{path}:{line}: a quote opens a cell and is {end}" and QUOTES in str(error.hint)
+    assert refusal(lambda: texts(path)).message == error.message
+
+
+@pytest.mark.parametrize(("head", "row"), [("text,label", '" pipe,x\n'), *UNITS])
+def test_quotes_that_are_text_are_read_as_in_tsv(tmp_path: Path, head: str, row: str) -> None:
+    rows: Any = labelled(write(tmp_path / "a.csv", head + "\n" + 8 * row), reading=Reading(quotes="text"))
+    other: Any = labelled(write(tmp_path / "b.tsv", (head + "\n" + 8 * row).replace(",", "\t")))
+    assert [(row.text, row.label) for row in rows] == [(row.text, row.label) for row in other] and len(rows) == 8
+
+
+def test_quoted_cells_of_several_lines_are_read(tmp_path: Path) -> None:
+    cells = ["Dear Sir,\nthank you", "\nA text\n", 'He said "no",\nthen "yes"', ", and\nso on", '"', "a,\nb,"]
+    table = io.StringIO()
+    csv.writer(table).writerows([("text", "label"), *((cell, "x") for cell in cells), ("b", "y")])
+    path = write(tmp_path / "a.csv", table.getvalue())
+    assert [row.text for row in labelled(path)] == [*cells, "b"]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

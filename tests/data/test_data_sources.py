@@ -335,7 +335,7 @@ def test_rows_that_never_end_are_refused_in_bounded_memory(
     endless = write(tmp_path / "a.jsonl", '{"text": "' + "x" * 5000 + '"}')
     assert f"{endless}:1: a row has more than 1,000 characters" in refusal(lambda: documents(endless)).message
     unclosed = write(tmp_path / "a.csv", 'text\n"open\n' + "line\n" * 1000)
-    assert "field larger than field limit" in refusal(lambda: documents(unclosed)).message
+    assert f"{unclosed}:2: a quote opens a cell and is never closed" in refusal(lambda: documents(unclosed)).message
 
 
 def test_parquet_rows_are_documents(tmp_path: Path, documents: Documents) -> None:

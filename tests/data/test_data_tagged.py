@@ -57,6 +57,39 @@ def test_conllu_has_comments_and_words_of_several_tokens(tmp_path: Path) -> None
     assert row.text == "In dem Haus" and row.tags == ("ADP", "DET", "NOUN")
 
 
+UD = "1\tGo\tgo\tVERB\tVB\tMood=Imp\t0\troot\t_\t_\n2\t#1\t#1\tNOUN\tNN\t_\t1\tobj\t_\t_\n"
+COMMENTS = [  # (comment, word, columns of a word): the comments of published corpora, and words that begin with #
+    ("# sent_id = s0", "Ada B-PER", 2),
+    ("# text = Ada wrote", "Ada NNP x B-PER", 4),
+    ("# newdoc", "Ada\tB-PER", 2),
+    ("# newpar id = 1", "Ada B-PER", 2),
+    ("#begin document (nw/a); part 000", "Ada NNP x y B-PER", 5),
+    ("# global.columns = ID FORM", "Ada\tNNP\tx\tB-PER", 4),
+    ("# a note of five words", "#1 O", 2),
+]
+
+
+@pytest.mark.parametrize(("comment", "word", "width"), COMMENTS)
+def test_comments_of_conll_files_are_no_words(tmp_path: Path, comment: str, word: str, width: int) -> None:
+    tag, separator = word.split()[-1], "\t" if "\t" in word else " "
+    other = separator.join(["wrote", *"x" * (width - 2), "O"])
+    text = f"{comment}\n{other}\n{word}\n\n{comment}\n{word}\n{comment}\n{other}\n\n"
+    first, second = read(tmp_path / "a.conll", text)
+    assert first.tags == ("O", tag) and second.tags == (tag, "O")
+    assert first.text == f"wrote {word.split()[0]}" and first.place.endswith("a.conll:2")
+
+
+def test_words_that_begin_with_a_hash_stay_words(tmp_path: Path) -> None:
+    [row] = read(tmp_path / "a.conll", "#first O\n# O\n#2 B-X\n")
+    assert row.text == "#first # #2" and row.tags == ("O", "O", "B-X")
+
+
+@pytest.mark.parametrize("name", ["a.conllu", "a.conll", "a.txt", "a.tsv"])
+def test_conllu_is_known_by_its_content(tmp_path: Path, name: str) -> None:
+    [row] = read(tmp_path / name, f"# sent_id = 1\n{UD}\n")
+    assert row.text == "Go #1" and row.tags == ("VERB", "NOUN")
+
+
 @pytest.mark.parametrize("keys", [("words", "tags"), ("tokens", "ner_tags")])
 def test_jsonl_has_lists_of_words_and_tags(tmp_path: Path, keys: tuple[str, str]) -> None:
     text = f'{{"{keys[0]}": ["New York", "is"], "{keys[1]}": ["B-LOC", "O"]}}\n\n{{"{keys[0]}": [], "{keys[1]}": []}}\n'

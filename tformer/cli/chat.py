@@ -116,8 +116,9 @@ def _typed_lines() -> Iterator[str]:
 def _piped_lines() -> Iterator[str]:
     """Lines of a pipe as they arrive."""
     from tformer.decoding.lines import line_blocks
+    from tformer.support.file_kinds import KINDS
 
-    for lines in line_blocks(STANDARD_INPUT, errors="strict", size=1):
+    for lines in line_blocks(STANDARD_INPUT, errors="strict", size=1, accepts={kind.key for kind in KINDS}):
         yield from lines
 
 

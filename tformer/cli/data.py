@@ -19,6 +19,7 @@ from tformer.support.options import (
     LabelColumn,
     Panel,
     PictureFormat,
+    Quotes,
     Text2Column,
     TextColumn,
     argument,
@@ -74,6 +75,7 @@ class DataOptions:
     )
     encoding: Encoding = None
     delimiter: Delimiter = None
+    quotes: Quotes = None
     tokenizer: Annotated[
         str | None,
         LENGTHS("--tokenizer", metavar="RUN|FILE", help="Count tokens of this run or tokenizer.json.", default="words"),
@@ -125,7 +127,7 @@ def data(options: DataOptions) -> None:
         specs_of(options.paths, options.target, option="--target"),
         specs_of(options.valid, options.valid_target, option="--valid-target"),
         named_columns(options),
-        Reading(options.invalid_utf8, options.encoding, options.delimiter, "drop"),
+        Reading(options.invalid_utf8, options.encoding, options.delimiter, "drop", options.quotes or "cells"),
         objective=options.objective,
         tokenizer=None if options.tokenizer is None else Path(options.tokenizer),
         most=options.max_length,

@@ -179,9 +179,10 @@ def _texts(options: TokenizeOptions) -> Iterator[Named]:
         yield from ((f"--text {number}", (text, *second)) for number, text in enumerate(options.text, start=1))
         return
     from tformer.decoding.lines import BLOCK_LINES, line_blocks, name_of
+    from tformer.support.file_kinds import RUNNING_TEXT
 
     path = STANDARD_INPUT if options.input_path is None else options.input_path
-    blocks = line_blocks(path, errors=options.invalid_utf8, size=BLOCK_LINES)
+    blocks = line_blocks(path, errors=options.invalid_utf8, size=BLOCK_LINES, accepts=RUNNING_TEXT)
     lines = (line for block in blocks for line in block)
     yield from ((f"{name_of(path)}:{number}", (line,)) for number, line in enumerate(lines, start=1))
 

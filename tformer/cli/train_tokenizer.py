@@ -13,7 +13,7 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import console, emit, emit_json, progress_reporter, show_notes
 from tformer.support.errors import InputError, Interrupted
 from tformer.support.files import require_writable
-from tformer.support.options import Delimiter, Encoding, Errors, Json, Panel, TextColumn, argument
+from tformer.support.options import Delimiter, Encoding, Errors, Json, Panel, Quotes, TextColumn, argument
 from tformer.tokenizer.options import TEXT, TokenizerOptions
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class TrainTokenizerOptions:
     text_column: Annotated[TextColumn, TEXT] = None
     encoding: Annotated[Encoding, TEXT] = None
     delimiter: Annotated[Delimiter, TEXT] = None
+    quotes: Annotated[Quotes, TEXT] = None
     out: Annotated[Path, OUTPUT("--out", help="The file to write.")] = Path("tokenizer.json")
     force: Annotated[bool, OUTPUT("--force", help="Replace an existing, different file.")] = False
     as_json: Annotated[Json, OUTPUT] = False
@@ -70,7 +71,9 @@ def train_tokenizer(options: TrainTokenizerOptions) -> None:
         sources = open_sources(
             [SimpleNamespace(path=path, weight=1.0) for path in options.inputs],
             columns=SimpleNamespace(text=parse_column(options.text_column)),
-            reading=Reading(options.invalid_utf8, options.encoding, options.delimiter),
+            reading=Reading(
+                options.invalid_utf8, options.encoding, options.delimiter, quotes=options.quotes or "cells"
+            ),
         )
         for source in sources:
             show_notes((f"reading {source.name}", *source.notes))

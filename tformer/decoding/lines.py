@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -46,11 +46,13 @@ def name_of(path: str) -> str:
     return "standard input" if path == STANDARD_INPUT else path
 
 
-def line_blocks(path: str, *, errors: Errors, size: int, encoding: str | None = None) -> Iterator[list[str]]:
+def line_blocks(
+    path: str, *, errors: Errors, size: int, encoding: str | None = None, accepts: Collection[str] = ()
+) -> Iterator[list[str]]:
     """Up to `size` lines at a time, without their ends, of a file or of standard input (`-`).
 
     A block ends where its lines have `BLOCK_CHARACTERS`. Raises InputError for a line of more than
-    `MAX_ROW_CHARACTERS`, of which no more are read.
+    `MAX_ROW_CHARACTERS`, of which no more are read, and as `decode_text`, also for `accepts`.
     """
     name, from_stdin = name_of(path), path == STANDARD_INPUT
     if from_stdin:  # the bytes that have arrived, without waiting for a whole chunk
@@ -60,7 +62,7 @@ def line_blocks(path: str, *, errors: Errors, size: int, encoding: str | None = 
     lines: list[str] = []
     unfinished: list[str] = []  # parts of a line that has no end yet
     done = held = length = 0  # lines done, characters of `lines` and of `unfinished`
-    for text in decode_text(chunks, name=name, errors=errors, encoding=encoding or "utf-8"):
+    for text in decode_text(chunks, name=name, errors=errors, encoding=encoding or "utf-8", accepts=accepts):
         first, *others = text.split("\n")
         unfinished.append(first)
         length += len(first)

@@ -28,6 +28,7 @@ from tformer.support.options import (
     Panel,
     Precision,
     Quantize,
+    Quotes,
     SpecialTokens,
     TableColumn,
     TaskPrefix,
@@ -88,6 +89,7 @@ class GenerateOptions(ReadsTexts):
     invalid_utf8: Annotated[InvalidUtf8, PROMPT] = "strict"
     encoding: Annotated[Encoding, PROMPT] = None
     delimiter: Annotated[Delimiter, PROMPT] = None
+    quotes: Annotated[Quotes, PROMPT] = None
     prefix: Annotated[TaskPrefix, PROMPT, Use.SOURCE] = None
     too_long: Annotated[
         Literal["error", "cut"],
@@ -227,6 +229,7 @@ class GenerateOptions(ReadsTexts):
             ("--text-column", self.text_column),
             ("--encoding", reading.encoding),
             ("--delimiter", reading.delimiter),
+            ("--quotes", self.quotes),
         ):
             require_at_most_one([prompt, (flag, value)])
         if self.greedy and self.temperature:

@@ -27,6 +27,7 @@ from tformer.support.options import (
     Panel,
     Precision,
     Quantize,
+    Quotes,
     TableColumn,
     Views,
     argument,
@@ -78,6 +79,7 @@ class ClassifyOptions(ReadsTexts):
     invalid_utf8: Annotated[InvalidUtf8, INPUT] = "strict"
     encoding: Annotated[Encoding, INPUT] = None
     delimiter: Annotated[Delimiter, INPUT] = None
+    quotes: Annotated[Quotes, INPUT] = None
     top: Annotated[int | None, ANSWER("--top-k", metavar="K", help="Show the K most probable labels.")] = None
     threshold: Annotated[
         float | None,

@@ -24,6 +24,7 @@ from tformer.support.options import (
     Panel,
     Precision,
     Quantize,
+    Quotes,
     Run,
     TaskPrefix,
     Text2Column,
@@ -63,6 +64,7 @@ class DataOptions:
     ] = None
     encoding: Encoding = None
     delimiter: Delimiter = None
+    quotes: Quotes = None
     bad_rows: BadRows = None
     source: Annotated[
         str | None, PAIRS("--source", metavar="FILE", help="File with one source per line; needs --target.")
@@ -358,7 +360,7 @@ COMMON = frozenset(
 )
 """Options that apply to every kind of data."""
 
-READING = frozenset({"invalid_utf8", "encoding", "delimiter", "bad_rows"})
+READING = frozenset({"invalid_utf8", "encoding", "delimiter", "quotes", "bad_rows"})
 """Options of how texts and tables are read."""
 
 DECODING = frozenset(

@@ -24,6 +24,7 @@ from tformer.support.options import (
     Panel,
     Precision,
     Quantize,
+    Quotes,
     Run,
     TableColumn,
     argument,
@@ -55,6 +56,7 @@ class EmbedOptions(ReadsTexts):
     invalid_utf8: Annotated[InvalidUtf8, INPUT] = "strict"
     encoding: Annotated[Encoding, INPUT] = None
     delimiter: Annotated[Delimiter, INPUT] = None
+    quotes: Annotated[Quotes, INPUT] = None
     pooling: Annotated[
         str | None,
         VECTOR(

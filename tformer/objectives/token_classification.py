@@ -40,7 +40,7 @@ class TokenClassification(LabelledObjective):
         *LabelledObjective.unused_keys,
         *IMAGE_KEYS,
         *("data.columns.text2", "data.columns.group", "data.label_separator", "data.truncation"),
-        *("data.delimiter", "data.bad_rows", "data.packing"),
+        *("data.delimiter", "data.quotes", "data.bad_rows", "data.packing"),
     )
 
     def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:

@@ -78,6 +78,7 @@ class Data(Section):
     errors: Literal["strict", "replace"] = "strict"
     encoding: str | None = None  # of text, such as utf-8, latin-1, utf-16; null: found in tables, else utf-8
     delimiter: str | None = None  # what separates the cells of csv: a character, or tab; null: found
+    quotes: Literal["cells", "text"] = "cells"  # quotes in csv: around cells, or text like other characters
     bad_rows: Literal["error", "drop"] = "error"  # rows of tables that cannot be used: an error, or left out
     # how texts fill windows; none: one document per example, padded
     packing: Literal["concat", "documents", "none"] = "concat"
@@ -106,7 +107,7 @@ class Data(Section):
     @property
     def reading(self) -> Reading:
         """How files are read. Raises InputError for an unknown encoding or delimiter."""
-        return Reading(self.errors, self.encoding, self.delimiter, self.bad_rows)
+        return Reading(self.errors, self.encoding, self.delimiter, self.bad_rows, self.quotes)
 
 
 class ParameterGroup(Section):

@@ -64,7 +64,7 @@ KINDS = (
     ),
     FileKind("pdf", "a PDF document", rb"%PDF-\d", f"{_DOCUMENT}, for example with pdftotext"),
     FileKind("document", "a formatted document (RTF, PostScript)", rb"\{\\rtf\d|%!PS-Adobe", _DOCUMENT),
-    FileKind("zip", "a zip archive", _ZIP, "unpack it and give the folder"),
+    FileKind("zip", "a zip archive", rb"PK\x03\x04", "unpack it and give the folder"),
     FileKind("gzip", "gzip data", rb"\x1f\x8b", "name it with the ending .gz"),
     FileKind("zstd", "Zstandard data", rb"\x28\xb5\x2f\xfd", "name it with the ending .zst"),
     FileKind("archive", "an archive", rb"BZh\d1AY&|\xfd7zXZ\0|7z\xbc\xaf|Rar!\x1a|.{257}ustar", "unpack it"),

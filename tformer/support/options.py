@@ -205,6 +205,7 @@ Errors = Literal["strict", "replace"]
 """What happens at invalid UTF-8: an error, or U+FFFD in its place."""
 
 BadRowsAre = Literal["error", "drop"]
+QuotesAre = Literal["cells", "text"]
 """What rows of a table are that cannot be used: an error, or left out."""
 
 RUN = argument("RUN", help="Run, checkpoint or Hugging Face folder.", default="the newest run")
@@ -254,6 +255,10 @@ DELIMITER = DATA(
     "--delimiter", metavar="C", help="What separates the cells of csv: a character, or tab.", default="found", rare=True
 )
 Delimiter = Annotated[str | None, DELIMITER]
+Quotes = Annotated[
+    QuotesAre | None,
+    DATA("--quotes", help="Quotes in csv: around cells, or text like other characters.", default="cells", rare=True),
+]
 BadRows = Annotated[
     BadRowsAre | None,
     DATA("--bad-rows", help="Table rows that cannot be used, as without a label.", default="error", rare=True),

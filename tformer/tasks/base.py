@@ -250,6 +250,7 @@ def choose_data(loaded: Loaded, options: DataOptions, *, validation: bool = Fals
         options.encoding or own.encoding,
         options.delimiter or own.delimiter,
         options.bad_rows or own.bad_rows,
+        options.quotes or own.quotes,
     )
     prefix, _ = task_prefix(loaded.recipe, options.prefix)
     if named:

@@ -21,6 +21,7 @@ from tformer.support.options import (
     Json,
     Option,
     Panel,
+    Quotes,
     RecipeFile,
     Sets,
 )
@@ -202,6 +203,7 @@ class TrainOptions:
     ] = None
     encoding: Annotated[Encoding, Key("data.encoding")] = None
     delimiter: Annotated[Delimiter, Key("data.delimiter")] = None
+    quotes: Annotated[Quotes, Key("data.quotes")] = None
     bad_rows: Annotated[BadRows, Key("data.bad_rows")] = None
     tokenizer: Annotated[
         Path | None, DATA("--tokenizer", metavar="FILE", help="A tokenizer.json.", default="one is trained on the data")

@@ -20,7 +20,7 @@ import stat
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -30,6 +30,7 @@ from typing import IO, Any, ClassVar, NamedTuple, Protocol
 from tformer.data.sources.reading import Reading, find_delimiter, find_encoding
 from tformer.data.sources.remote import RemoteFile, find, is_url
 from tformer.support.errors import InputError, StorageError
+from tformer.support.file_kinds import HEAD_BYTES, kind_of
 from tformer.support.files import STANDARD_INPUT, open_stream
 from tformer.support.options import Errors
 
@@ -37,9 +38,9 @@ PIECE_BYTES = 1 << 20
 EDGE_BYTES = 1 << 20  # of each end of a file, for its fingerprint
 SAMPLES = 64  # blocks between these ends, evenly spread
 SAMPLE_BYTES = 1 << 15  # of each
-HEAD_BYTES = 8192  # in which a binary file shows
 HEAD_LINES = 400  # in which the separator of csv is found
 MAX_ROW_CHARACTERS = 1 << 26  # of jsonl, csv and tsv, where a row is parsed whole
+UTF_16_HINT = "it looks like UTF-16: read it with --encoding utf-16"
 
 FilePath = Path | RemoteFile
 
@@ -47,20 +48,6 @@ DELIMITED = (".csv", ".tsv")
 SHEETS = (".xlsx", ".ods")
 PACKED = (".parquet", *SHEETS)
 UTF8 = (".jsonl", ".ndjson", *PACKED)  # or no text
-
-MAGIC_HINTS = (  # for files that are not UTF-8
-    (b"\xff\xfe", "it looks like UTF-16: read it with --encoding utf-16"),
-    (b"\xfe\xff", "it looks like UTF-16: read it with --encoding utf-16"),
-    (b"\x1f\x8b", "it looks like gzip: name it with the ending .gz"),
-    (b"\x28\xb5\x2f\xfd", "it looks like Zstandard: name it with the ending .zst"),
-    (
-        b"PK\x03\x04",
-        "it looks like a zip archive (unpack it and give the folder) or a spreadsheet (name it .xlsx or .ods)",
-    ),
-    (b"\xd0\xcf\x11\xe0", "it looks like an old Excel file: save it as .xlsx or .csv"),
-    (b"PAR1", "it looks like Parquet: name it with the ending .parquet"),
-)
-MAGIC_BYTES = 4
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -73,19 +60,29 @@ class Piece(NamedTuple):
     ends_document: bool
 
 
-def decode_text(chunks: Iterator[bytes], *, name: str, errors: Errors, encoding: str = "utf-8") -> Iterator[str]:
-    """The text of a byte stream in pieces. If "strict", raises InputError with line and byte for what is no character.
+def decode_text(
+    chunks: Iterator[bytes], *, name: str, errors: Errors, encoding: str = "utf-8", accepts: Collection[str] = ()
+) -> Iterator[str]:
+    """The text of a byte stream in pieces.
 
-    encoding: its name in Python.
+    Args:
+        encoding: its name in Python.
+        accepts: keys of the kinds of file (`file_kinds`) that the reader knows.
+
+    Raises InputError, for a known kind of file that is no text, and if "strict" with line and byte for what is no
+    character.
     """
+    head = next(chunks, b"")
+    if (kind := kind_of(head, format_ending(Path(name)))) is not None and kind.key not in accepts:
+        raise InputError(f"{name}: found {kind.name}, expected text", hint=kind.hint)
     decoder = codecs.getincrementaldecoder(encoding)(errors)
-    lines_before, bytes_read, head, carried = 0, 0, b"", ""
+    chunks = chain((head,), chunks)
+    lines_before, bytes_read, carried = 0, 0, ""
     at_start, final = True, False
     while not final:
         chunk = next(chunks, b"")
         final = not chunk
         bytes_read += len(chunk)
-        head = head if len(head) >= MAGIC_BYTES else (head + chunk)[:MAGIC_BYTES]
         try:
             text = carried + decoder.decode(chunk, final)
         except UnicodeDecodeError as error:  # its object holds bytes of the chunk before, too
@@ -94,7 +91,7 @@ def decode_text(chunks: Iterator[bytes], *, name: str, errors: Errors, encoding:
             raise InputError(
                 f"{name}:{lines_before + line + 1}: invalid {'UTF-8' if encoding == 'utf-8' else encoding} at byte "
                 f"{byte} (0x{error.object[error.start]:02x}: {error.reason})",
-                hint=next((known for magic, known in MAGIC_HINTS if head.startswith(magic)), hint),
+                hint=UTF_16_HINT if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else hint,
             ) from None
         if at_start and text:
             text, at_start = text.removeprefix("\ufeff"), False
@@ -412,13 +409,14 @@ class Spool:
 class Content:
     """The text of one file or of one spooled stream; it can be read any number of times.
 
-    is_table: it is csv or tsv, or may be: its encoding is found.
+    is_table: it is csv or tsv, or may be: its encoding is found. accepts: as of `decode_text`.
     """
 
     name: str
     origin: FoundFile | Spool
     reading: Reading
     is_table: bool = False
+    accepts: Collection[str] = ()
 
     @property
     def errors(self) -> Errors:
@@ -460,7 +458,8 @@ class Content:
         return self.path
 
     def texts(self) -> Iterator[str]:
-        return decode_text(self.origin.read(), name=self.name, errors=self.errors, encoding=self.encoding)
+        chunks = self.origin.read()
+        return decode_text(chunks, name=self.name, errors=self.errors, encoding=self.encoding, accepts=self.accepts)
 
     def fingerprint(self) -> str:
         return self.origin.content()[0]
@@ -488,14 +487,17 @@ class Found:
     spool: Spool | None = None
     notes: tuple[str, ...] = ()
 
-    def contents(self, reading: Reading, *, are_tables: bool = False) -> list[Content]:
-        """The files or the stream. are_tables: also those whose ending says nothing, as far as they are text."""
+    def contents(self, reading: Reading, *, are_tables: bool = False, accepts: Collection[str] = ()) -> list[Content]:
+        """The files or the stream.
+
+        are_tables: also those whose ending says nothing, as far as they are text. accepts: as of `decode_text`.
+        """
         if self.spool is not None:
-            return [Content(self.name, self.spool, reading, are_tables)]
-        endings = {path: format_ending(path) for path in self.paths}
+            return [Content(self.name, self.spool, reading, are_tables, accepts)]
+        tables = {path: are_tables and format_ending(path) not in UTF8 for path in self.paths}
         return [
-            Content(str(path), FoundFile(path), reading, ending in DELIMITED or (are_tables and ending not in UTF8))
-            for path, ending in endings.items()
+            Content(str(path), FoundFile(path), reading, is_table or format_ending(path) in DELIMITED, accepts)
+            for path, is_table in tables.items()
         ]
 
 

@@ -41,8 +41,13 @@ def open_questions(specs: Sequence[SourceSpec], *, reading: Reading = Reading())
     """One source per entry. Raises InputError for no entry, and for what cannot be read."""
     if not specs:
         raise InputError("questions need data: there is no built-in source", hint="give SQuAD's json with --data FILE")
-    given: dict[str, Any] = {"endings": (".json", ".jsonl"), "key": "questions", "has_text2": True, "reading": reading}
-    return [open_files(spec.path, question_rows, **given) for spec in specs]
+    given: dict[str, Any] = {
+        "endings": (".json", ".jsonl"),
+        "key": "questions",
+        "has_text2": True,
+        "accepts": ("json",),
+    }
+    return [open_files(spec.path, question_rows, reading=reading, **given) for spec in specs]
 
 
 def question_rows(content: Content) -> Iterator[QuestionRow]:

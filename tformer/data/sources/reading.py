@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tformer.support.errors import InputError
-from tformer.support.options import BadRowsAre, Errors
+from tformer.support.options import BadRowsAre, Errors, QuotesAre
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 """Separators of cells that are found in csv, and their names."""
@@ -36,12 +36,14 @@ class Reading:
         encoding: of text, by a name that Python knows; None: found in tables, else UTF-8.
         delimiter: between the cells of csv: a character, or a name of `DELIMITERS`; None: found.
         bad_rows: what happens to rows of tables that cannot be used.
+        quotes: in csv they stand around cells, or are text.
     """
 
     errors: Errors = "strict"
     encoding: str | None = None
     delimiter: str | None = None
     bad_rows: BadRowsAre = "error"
+    quotes: QuotesAre = "cells"
 
     def __post_init__(self) -> None:
         try:
@@ -75,11 +77,12 @@ class ReadsTexts:
     invalid_utf8: Errors
     encoding: str | None
     delimiter: str | None
+    quotes: QuotesAre | None
 
     @property
     def reading(self) -> Reading:
         """How texts are read. Raises InputError for an unknown encoding or delimiter."""
-        return Reading(self.invalid_utf8, self.encoding, self.delimiter)
+        return Reading(self.invalid_utf8, self.encoding, self.delimiter, quotes=self.quotes or "cells")
 
 
 class BadRows:

@@ -45,6 +45,7 @@ from tformer.support.errors import InputError, did_you_mean
 from tformer.support.options import Errors
 
 HEAD_ROWS = 200  # from which columns are guessed
+DOUBTFUL_ROWS = 3  # of csv, whose quotes then are text
 HEAD_CHARACTERS = 1 << 16  # of each cell there
 LINES = "lines"  # the format of plain text, one text a line
 SHEET = "sheet"  # the format of spreadsheets
@@ -129,8 +130,11 @@ def table_format(path: FilePath) -> str | None:
 
 
 def form_key(content: Content, format: str) -> str:
-    """Format and separator, for fingerprints."""
-    return format if format != ".csv" or content.delimiter == "," else f"{format}{content.delimiter}"
+    """Format, separator and quotes, for fingerprints."""
+    if format != ".csv":
+        return format
+    delimiter = "" if content.delimiter == "," else content.delimiter
+    return f"{format}{delimiter}{':quotes' if content.reading.quotes == 'text' else ''}"
 
 
 def _format_by_name(content: Content) -> str | None:
@@ -584,7 +588,8 @@ def delimited_cells(content: Content, format: str) -> Iterator[tuple[int, list[s
     """(number of its last line, cells) of every row of a csv or tsv file or a spreadsheet; a blank row has no cells.
 
     csv is read as spreadsheets write it, with quotes, and `Content.delimiter` between cells. In tsv every tab separates
-    cells and every newline rows; a quote has no meaning.
+    cells and every newline rows; a quote has no meaning. Raises InputError for a quote that opens a cell and was text:
+    one that is not closed before a separator or a line end, or of several rows the only character of a cell.
     """
     if format == SHEET:
         yield from sheet_rows(content)
@@ -596,15 +601,41 @@ def delimited_cells(content: Content, format: str) -> Iterator[tuple[int, list[s
             yield number, text.split("\t") if text else []
         return
     csv.field_size_limit(MAX_ROW_CHARACTERS)
-    rows = csv.reader(lines, delimiter=content.delimiter)
+    quoting: Any = csv.QUOTE_NONE if content.reading.quotes == "text" else csv.QUOTE_MINIMAL
+    read, doubtful = list[str](), list[tuple[int, int]]()  # lines of the row; lines of the first and last of some rows
+    kept = (read.append(line) or line for line in lines)  # type: ignore[func-returns-value]
+    rows = csv.reader(kept, delimiter=content.delimiter, quoting=quoting, strict=True)
     try:
         for row in rows:
+            if len(read) > 1 and _has_quotes_as_cells(read, row, content.delimiter):
+                doubtful.append((rows.line_num - len(read) + 1, rows.line_num))
+            if len(doubtful) == DOUBTFUL_ROWS:
+                raise _wrong_quote(content.name, *doubtful[0])
             yield rows.line_num, row
+            read.clear()
     except csv.Error as error:
-        found, hint = str(error), "is a quote left open?"
-        if "new-line character" in found:
-            found, hint = "a carriage return outside quotes", "it ends no row: quote the cell, or end rows with \\n"
-        raise InputError(f"{content.name}:{rows.line_num}: {found}", hint=hint) from None
+        if "new-line character" in str(error):
+            hint = "it ends no row: quote the cell, or end rows with \\n"
+            raise InputError(f"{content.name}:{rows.line_num}: a carriage return outside quotes", hint=hint) from None
+        is_closed = "expected after" in str(error)
+        last = rows.line_num if is_closed else None
+        raise _wrong_quote(content.name, rows.line_num - len(read) + 1, last) from None
+
+
+def _has_quotes_as_cells(lines: Sequence[str], row: Sequence[str], delimiter: str) -> bool:
+    """Whether a row of several lines is as well several rows of which cells are a single quote, an inch mark."""
+    if any(line.count(delimiter) != len(row) - 1 for line in lines):
+        return False
+    marks = {delimiter, "\n"}
+    edges = ({cell[:1], cell[-1:]} for cell in row if not marks.issuperset(cell))
+    return any(delimiter in edge and edge <= marks for edge in edges)
+
+
+def _wrong_quote(name: str, line: int, last: int | None) -> InputError:
+    """The error for a quote that opens a cell in a row of these lines and is text. last: None for the file's last."""
+    end = "never closed" if last is None else f"closed in line {last}, but not at the end of a cell"
+    hint = '--quotes text reads quotes as text; inside a quoted cell each is written twice ("")'
+    return InputError(f"{name}:{line}: a quote opens a cell and is {end}", hint=hint)
 
 
 def json_objects(

@@ -1,8 +1,9 @@
 """Sentences of words with tags: CoNLL files, jsonl, and the built-in source; the files of `questions.py` too.
 
 A CoNLL file has a word a line, its columns separated by tabs or, in a line without one, by spaces; a blank line, and
-one that begins with -DOCSTART-, ends a sentence. The first column is the word and the last one its tag, of .conllu the
-second and the fourth; data.columns names others by number. A row of jsonl has the words and their tags as two lists.
+one that begins with -DOCSTART-, ends a sentence. The first column is the word and the last one its tag, of CoNLL-U the
+second and the fourth; data.columns names others by number. A line such as "# id = 1", or one that begins with # and has
+not as many columns as the first word, is a comment. A row of jsonl has the words and their tags as two lists.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from tformer.data.sources.labelled import LabelledSource
 from tformer.data.sources.reading import Reading
 from tformer.data.sources.tables import LabelledRow, TaggedRow, json_objects, whole_characters
 from tformer.support.errors import InputError
+from tformer.support.file_kinds import kind_of
 from tformer.support.formatting import plural, whole_number
 
 CONLL_ENDINGS = (".conll", ".conllu", ".iob", ".bio")
 FOLDER_ENDINGS = (*CONLL_ENDINGS, ".txt", ".tsv", ".jsonl")
 OTHER_TABLES = (".csv", ".parquet", ".xlsx", ".ods", ".json")
 DOCUMENT = "-DOCSTART-"
+COMMENT = re.compile(r"#\s*\w\S*\s*=\s|#\s*(begin|end) document|#\s*new(doc|par)\b")
+CONLL_KINDS = ("conll", "conllu")
 KEYS = {"text": ("words", "tokens"), "label": ("tags", "ner_tags", "pos_tags", "upos", "labels")}
 """Keys of jsonl, the first that a row has."""
 
@@ -59,11 +63,12 @@ def open_files(
     endings: Sequence[str],
     key: str,
     reading: Reading,
+    accepts: Sequence[str],
     has_text2: bool = False,
 ) -> LabelledSource:
-    """The files behind a path. endings: of those that a folder gives."""
+    """The files behind a path. endings: of those that a folder gives. accepts: as of `decode_text`."""
     found = locate(path, is_known=lambda place: format_ending(place) in endings, known=", ".join(endings))
-    parts = tuple(RowFile(content, read, key) for content in found.contents(reading))
+    parts = tuple(RowFile(content, read, key) for content in found.contents(reading, accepts=accepts))
     return LabelledSource(name=found.name, parts=parts, notes=found.notes, has_text2=has_text2)
 
 
@@ -83,7 +88,8 @@ def open_tagged(
             builtin = find_builtin(path, holds="tags")
             found.append(LabelledSource(name=path, parts=(builtin,), has_text2=False))
         else:
-            found.append(open_files(path, read, endings=FOLDER_ENDINGS, key=f"tagged {named}", reading=reading))
+            how: dict[str, Any] = {"endings": FOLDER_ENDINGS, "key": f"tagged {named}", "accepts": CONLL_KINDS}
+            found.append(open_files(path, read, reading=reading, **how))
     return found
 
 
@@ -92,7 +98,9 @@ def tagged_rows(content: Content, named: dict[str, Any]) -> Iterator[TaggedRow]:
     ending = ending_of(content)
     if ending in OTHER_TABLES:
         raise InputError(f"{content.name}: words and their tags are read from CoNLL files and jsonl, found {ending}")
-    found = _objects(content, named) if ending == ".jsonl" else _sentences(content, named, ud=ending == ".conllu")
+    kind = kind_of(next(content.origin.read(), b""))
+    is_ud = ending == ".conllu" or (kind is not None and kind.key == "conllu")
+    found = _objects(content, named) if ending == ".jsonl" else _sentences(content, named, ud=is_ud)
     for place, words, tags in found:
         for what, values in (("word", words), ("tag", tags)):
             if not all(map(str.strip, values)):
@@ -108,19 +116,23 @@ def as_bio(tags: Sequence[str]) -> list[str]:
 
 
 def _sentences(content: Content, named: dict[str, Any], *, ud: bool) -> Iterator[Sentence]:
-    """Sentences of a CoNLL file, also empty ones. ud: it is .conllu."""
+    """Sentences of a CoNLL file, also empty ones. ud: it is CoNLL-U."""
     columns = {role: whole_number(name) if isinstance(name, str) else name for role, name in named.items()}
     for role, name in named.items():
         if name is not None and columns[role] is None:
             text = f"{content.name}: columns of CoNLL files have numbers, found '{name}'"
             raise InputError(text, hint=column_hint(role))
+    rows = (_cells(line) for line in split_lines(content.texts(), name=content.name) if line[0] not in "#\r\n")
+    width = next((len(cells) for cells in rows if any(cells) and cells[0] != DOCUMENT), 0)
     place, words, tags = "", list[str](), list[str]()
     for number, line in enumerate(split_lines(content.texts(), name=content.name), 1):
-        cells = line.rstrip("\r\n").split("\t") if "\t" in line else re.split(" +", line.strip("\r\n "))
+        cells = _cells(line)
         if not line.strip() or cells[0] == DOCUMENT:
             yield place, words, tags
             words, tags = [], []
-        elif not ud or cells[0].isdecimal():  # else a comment, or a word that is several tokens
+        elif COMMENT.match(line) or (line[0] == "#" and 0 < width != len(cells) and (not words or line[:2] == "# ")):
+            continue
+        elif not ud or cells[0].isdecimal():  # else a word that is several tokens
             place = place if words else f"{content.name}:{number}"
             word = columns["text"] if columns["text"] is not None else int(ud)
             tag = 3 if ud else max(len(cells) - 1, word + 1)
@@ -134,6 +146,10 @@ def _sentences(content: Content, named: dict[str, Any], *, ud: bool) -> Iterator
             words.append(cells[word].strip())
             tags.append(cells[tag].strip())
     yield place, words, tags
+
+
+def _cells(line: str) -> list[str]:
+    return line.rstrip("\r\n").split("\t") if "\t" in line else re.split(" +", line.strip("\r\n "))
 
 
 def _objects(content: Content, named: dict[str, Any]) -> Iterator[Sentence]:

@@ -31,6 +31,7 @@ from tformer.data.sources.reading import Reading
 from tformer.data.sources.tables import IN_FOLDERS, form_key, table_format, text_column
 from tformer.support import files
 from tformer.support.errors import InputError, TformerError
+from tformer.support.file_kinds import RUNNING_TEXT
 
 TEXT_ENDINGS = frozenset(
     f".{name}"
@@ -148,5 +149,5 @@ def _open(path: str, weight: float | None, column: Column, reading: Reading) -> 
         is_known=lambda place: format_ending(place) in TEXT_ENDINGS or format_ending(place) in IN_FOLDERS,
         known=".txt, .md, .py, .jsonl, .csv, .tsv, .parquet and others",
     )
-    parts = tuple(TextFile(content, column) for content in found.contents(reading))
+    parts = tuple(TextFile(content, column) for content in found.contents(reading, accepts=RUNNING_TEXT))
     return TextSource(name=found.name, parts=parts, weight=weight, notes=found.notes)
