@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from tests.viz.pages import page_data, script_bytes
 from tformer.support.errors import InputError
 from tformer.viz.attention.figures import SMALL, Scale, blocks_of, draw, norm_of
 from tformer.viz.attention.page import render
+from tformer.viz.attention.scene import Scene
 from tformer.viz.attention.text import as_csv, as_json, as_text
 from tformer.viz.attention.weights import Changes
 
@@ -90,6 +93,38 @@ def test_the_caption_of_a_small_picture_is_not_cut_off(view: str) -> None:
     picture = draw(scene_of(random_attention(1, 1, 4)), "encoder", view, format_="png", scale="linear")
     pixels = np.asarray(Image.open(io.BytesIO(picture)).convert("L"))
     assert (pixels[:, [0, -1]] == pixels[0, 0]).all()
+
+
+def words_of(scene: Scene, view: str) -> list[str]:
+    """The texts of a picture; matplotlib writes each as a comment beside its outlines."""
+    return re.findall(r"<!-- (.*?) -->", draw(scene, "decoder", view, format_="svg", scale="global").decode())
+
+
+@pytest.mark.parametrize(("layers", "heads", "tokens"), [(1, 2, 8), (2, 2, 8), (1, 2, 40)])
+def test_a_picture_of_several_heads_names_tokens_queries_keys_layers_and_heads(
+    layers: int, heads: int, tokens: int
+) -> None:
+    attention = random_attention(layers, heads, tokens, causal=True)
+    words = words_of(scene_of(attention), "model")
+    for number in range(tokens - 2):
+        assert words.count(f"␣word{number}") == layers + heads, "beside each row, below each column"
+    assert words.count("key") == heads and words.count("query") == layers
+    assert {f"layer {n}" for n in range(layers)} | {f"head {n}" for n in range(heads)} <= set(words)
+
+
+def test_a_picture_of_all_layers_and_heads_says_which_is_which_where_tokens_do_not_fit() -> None:
+    words = words_of(scene_of(random_attention(12, 12, 20, causal=True)), "model")
+    assert not any("word" in word for word in words)
+    assert {f"{what} {n}" for what in ("layer", "head") for n in range(12)} <= set(words)
+    assert words.count("key") == 12 and words.count("query") == 12
+
+
+def test_chosen_heads_of_different_layers_all_have_names() -> None:
+    attention = random_attention(2, 2, 6, causal=True)
+    layers = [replace(layer, heads=(n,), weights_HTS=layer.weights_HTS[:1])
+              for n, layer in zip((1, 0), attention.layers, strict=True)]  # fmt: skip
+    words = words_of(scene_of(replace(attention, layers=tuple(layers)), rollouts=False), "model")
+    assert {"layer 0", "layer 1", "head 0", "head 1"} <= set(words) and words.count("␣word0") == 4
 
 
 def test_more_heads_than_fit_a_figure_are_refused() -> None:

@@ -1,7 +1,7 @@
 """Attention as a PNG or SVG figure; equal weights give equal bytes.
 
     head      every chosen head as a matrix with its tokens, side by side
-    model     all heads, small: a row for each layer
+    model     all heads, small: a row for each layer, with the tokens where they fit
     rollout   one matrix
     summary   measures of every head, layer by layer
     image     (image models) weights of the class token, or of the mean over patches, on the image
@@ -24,6 +24,7 @@ from matplotlib.colors import LogNorm, Normalize, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from tformer.inside.reading import Side
 from tformer.support.errors import InputError, visible
 from tformer.support.formatting import TOKEN_SIGNS, fitted
 from tformer.viz.attention.scene import CAUTION, MEASURES, Scene, heading, summarize
@@ -35,6 +36,8 @@ Scale = Literal["global", "row", "sqrt", "log"]
 SMALL = 160  # cells along a side of a small matrix; larger ones show the largest weight of each block
 LABELLED = 64  # axes with at most this number of tokens name each
 NAME_LENGTH = 18
+SMALLEST_FONT, READABLE = 3.5, 5.0  # points of token names: of a matrix alone, and beside a grid
+TOKEN_INCHES, LETTER_INCHES = 0.11, 0.06  # a side of a cell in a small grid, and a letter beside it
 SMALLEST_LOG = 1e-4
 COLOURS = colour_map("viridis")
 
@@ -91,26 +94,25 @@ def add_bar(figure: Figure, image: Any, scale: Scale, axes: Sequence[Axes]) -> N
     bar.set_label("effective weight" if signed else "share of the largest" if scale == "row" else "weight", fontsize=8)
 
 
-def name_tokens(axes: Axes, attention: Attention, width: float, height: float) -> None:
-    """Token names along both axes of a matrix of these inches."""
-    for side, size, ticks in (
-        (attention.keys, width, axes.set_xticks),
-        (attention.queries, height, axes.set_yticks),
-    ):
-        room = (size - 1.1) / len(side) * 72  # points for each name
-        font = min(8.0, max(3.5, room * 0.9))
-        step = 1 if len(side) <= LABELLED else math.ceil(len(side) / LABELLED)
-        places = list(range(0, len(side), step))
-        texts = [visible(side.tokens[place].translate(TOKEN_SIGNS)) for place in places]
-        ticks(
-            places,
-            [fitted(text, NAME_LENGTH, "…") for text in texts],
-            fontsize=font if step == 1 else 5,
-            rotation=90 if side is attention.keys and ticks == axes.set_xticks else 0,
-        )
+def name_tokens(axes: Axes, axis: Literal["x", "y"], names: Sequence[str], inches: float) -> None:
+    """Token names along one axis, whose length is given in inches."""
+    step = math.ceil(len(names) / LABELLED)
+    getattr(axes, f"set_{axis}ticks")(
+        range(0, len(names), step),
+        names[::step],
+        fontsize=min(8.0, max(SMALLEST_FONT, points_of_name(len(names), inches))) if step == 1 else 5,
+        rotation=90 if axis == "x" else 0,
+    )
     axes.tick_params(length=0)
-    axes.set_xlabel(f"{attention.keys.name} token (key)", fontsize=7, color="#555555")
-    axes.set_ylabel(f"{attention.queries.name} token (query)", fontsize=7, color="#555555")
+
+
+def names_of(side: Side) -> list[str]:
+    return [fitted(visible(token.translate(TOKEN_SIGNS)), NAME_LENGTH, "…") for token in side.tokens]
+
+
+def points_of_name(count: int, inches: float) -> float:
+    """Font size at which so many names fill an axis."""
+    return 0.9 * 72 * inches / count
 
 
 def blocks_of(matrix_TS: np.ndarray) -> np.ndarray:
@@ -181,40 +183,53 @@ def _matrices(scene: Scene, attention: Attention, view: str, scale: Scale) -> Fi
     # Inches of one panel; a single one has more room for the names of tokens.
     cell, most = (0.24, 9.0) if len(panels) == 1 else (0.17, 5.0)
     width = min(most, max(2.4, cell * len(attention.keys))) + 1.3
-    height = min(most, max(2.4, cell * len(attention.queries))) + 0.9
+    height = min(most, max(2.4, cell * len(attention.queries))) + 1.1
     figure = Figure(figsize=(columns * width, rows * height + 0.6), layout="constrained")
     norm = norm_of(scale, [panel.weights_TS for panel in panels])
     image = None
     for number, panel in enumerate(panels):
         axes = figure.add_subplot(rows, columns, number + 1)
         image = paint_matrix(axes, panel.weights_TS, panel.seen_TS, scale, norm)
-        name_tokens(axes, attention, width, height)
+        name_tokens(axes, "x", names_of(attention.keys), width - 1.1)
+        name_tokens(axes, "y", names_of(attention.queries), height - 1.1)
+        axes.set_xlabel(f"{attention.keys.name} token (key)", fontsize=7, color="#555555")
+        axes.set_ylabel(f"{attention.queries.name} token (query)", fontsize=7, color="#555555")
         axes.set_title("attention rollout" if view == "rollout" else panel.title, fontsize=9)
     add_bar(figure, image, scale, figure.axes)
     return figure
 
 
-def _grid(attention: Attention, paint: Callable[[Axes, Layer, np.ndarray], Any], scale: Scale) -> Figure:
-    """A grid of small squares: a row for each layer, a column for each head."""
-    names = sorted({head for layer in attention.layers for head in layer.heads})
-    rows, columns = len(attention.layers), len(names)
-    side = min(2.2, max(0.62, 9.0 / max(columns, rows)))
-    figure = Figure(figsize=(columns * side + 1.3, rows * side + 1.1), layout="constrained")
+def _grid(
+    attention: Attention, paint: Callable[[Axes, Layer, np.ndarray], Any], scale: Scale, *, named: bool = True
+) -> Figure:
+    """A grid of squares: a row for each layer, a column for each head. named: write tokens outside, if they fit."""
+    columns = sorted({head for layer in attention.layers for head in layer.heads})
+    shape = (len(attention.layers), len(columns))
+    keys, queries = (names_of(side) if named else [] for side in (attention.keys, attention.queries))
+    longest = max(len(keys), len(queries), 1)
+    side = min(max(2.2, TOKEN_INCHES * longest), max(0.62, 9.0 / max(shape)))
+    fits = named and points_of_name(longest, side) >= READABLE
+    room = LETTER_INCHES * max(map(len, keys + queries)) if fits else 0.0
+    figure = Figure(figsize=(shape[1] * side + 1.3 + room, shape[0] * side + 1.1 + room), layout="constrained")
     figure.get_layout_engine().set(**CLOSE)  # type: ignore[union-attr]
     image = None
     for row, layer in enumerate(attention.layers):
-        for column, head in enumerate(names):
-            axes = figure.add_subplot(rows, columns, row * columns + column + 1)
+        for head, matrix_TS in zip(layer.heads, layer.weights_HTS, strict=True):
+            axes = figure.add_subplot(*shape, row * shape[1] + columns.index(head) + 1)
             axes.set_xticks([])
             axes.set_yticks([])
-            if head in layer.heads:
-                image = paint(axes, layer, layer.weights_HTS[layer.heads.index(head)])
-            else:
-                axes.set_axis_off()
-            if row == 0:
-                axes.set_title("mean" if head < 0 else f"head {head}" if columns <= 8 else str(head), fontsize=8)
-            if column == 0:
-                axes.set_ylabel(f"layer {layer.number}" if rows <= 8 else str(layer.number), fontsize=8)
+            image = paint(axes, layer, matrix_TS)
+            of_head = [each for each in attention.layers if head in each.heads]
+            if layer is of_head[0]:
+                axes.set_title("mean" if head < 0 else f"head {head}", fontsize=8)
+            if head == min(layer.heads):
+                axes.set_ylabel(f"layer {layer.number}" + "\nquery" * named, fontsize=8)
+                if fits:
+                    name_tokens(axes, "y", queries, side)
+            if layer is of_head[-1] and named:
+                axes.set_xlabel("key", fontsize=8)
+                if fits:
+                    name_tokens(axes, "x", keys, side)
     add_bar(figure, image, scale, figure.axes)
     return figure
 
@@ -266,7 +281,10 @@ def _image(scene: Scene, attention: Attention, view: str) -> Figure:
         add_bar(figure, image, "row", [right])
         return figure
     return _grid(
-        attention, lambda axes, layer, matrix_TS: paint(axes, over_patches(scene, attention, matrix_TS)), "row"
+        attention,
+        lambda axes, layer, matrix_TS: paint(axes, over_patches(scene, attention, matrix_TS)),
+        "row",
+        named=False,
     )
 
 
