@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.end_to_end.translate_runs import SEQ2SEQ, build_run
 from tformer.support.formatting import amount
 from tformer.workflows.inspect.text import report_lines, trace_lines
 
@@ -99,6 +100,17 @@ def test_shapes_of_a_text(cli: Cli, random_run: Path) -> None:
     outcome = cli("inspect", random_run, "--shapes", "--text", "abc fed")
     assert outcome.code == 0 and "1×2×6×6" in outcome.out, outcome.out + outcome.err
     assert "input   a b c ␣ f e\nlabels  b c ␣ f e d\n" in outcome.out, "six inputs, each with its label"
+
+
+def test_shapes_of_a_translator_show_its_own_translation(cli: Cli, tmp_path: Path) -> None:
+    run = build_run(tmp_path, SEQ2SEQ + "objectives: [{kind: seq2seq}]\n")
+    done = cli("inspect", run, "--shapes", "--text", "abc", "--json")
+    written = json.loads(cli("generate", run, "--prompt", "abc", "--json").out)["text"]
+    found = json.loads(done.out)["example"]["original"]["target"]
+    assert found["tokens"][:-1] == list(written) != list("abc"), found
+    assert "the target is the model's own translation" in done.err
+    given = json.loads(cli("inspect", run, "--shapes", "--text", "abc", "--target", "ba", "--json").out)
+    assert given["example"]["original"]["target"]["tokens"][:-1] == ["b", "a"]
 
 
 def test_a_batch_of_an_example_takes_no_memory(cli: Cli, random_run: Path) -> None:

@@ -201,6 +201,18 @@ def test_scores_are_told_with_their_formula() -> None:
         assert meaning.startswith(formula), meaning
 
 
+@pytest.mark.parametrize("norm", [False, True, "learned", "width", "layernorm"])
+@pytest.mark.parametrize("positions", ["none", "rope"])
+def test_queries_and_keys_are_told_with_all_that_is_done_to_them(norm: bool | str, positions: str) -> None:
+    changes = {"attention": {"kind": "full", "qk_norm": norm}, "positions": {"kind": positions}}
+    trace = traced(section(decoder=stack(**changes)))
+    steps = {step.name: step.meaning for part in trace.sections for step in part.steps}
+    done = {(False, "none"): "", (False, "rope"): ", turned by position",
+            (True, "none"): ", normalized", (True, "rope"): ", normalized, then turned by position"}  # fmt: skip
+    for name, what in (("Q", "queries"), ("K", "keys")):
+        assert steps[name] == f"{what} of each head{done[bool(norm), positions]}"
+
+
 @pytest.mark.parametrize("kind", [*ATTENTIONS, *POSITIONS])
 def test_a_padded_batch_has_the_shapes_of_one_without_padding(kind: str) -> None:
     options = {"linformer": {"rank": 6}, "sliding_window": {"window": 4}, "bigbird": {"block": 2}}.get(kind, {})

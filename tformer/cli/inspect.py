@@ -79,7 +79,7 @@ class InspectOptions:
     )
     target: Annotated[
         str | None,
-        VIEW("--target", help="Its target, for a model of sources and targets.", default="the text", rare=True),
+        VIEW("--target", help="Its target, for a translator.", default="the model's own translation", rare=True),
     ] = None
     image: Annotated[Path | None, VIEW("--image", metavar="FILE", help="An image in place of a text.", rare=True)] = (
         None
@@ -166,8 +166,8 @@ class InspectOptions:
 def inspect(options: InspectOptions) -> None:
     """Show parameters, cost, memory and tensor shapes of a model.
 
-    Needs no tokenizer and no data. No weights are allocated (except with --verify), so a model of any size takes a
-    second. Training FLOPs count forward and backward; full attention counts every key, also those that a causal mask
+    Needs no tokenizer and no data. Weights are only read with --verify and for a translator's own translation, so a
+    model of any size takes a second. Training FLOPs count forward and backward; full attention counts every key, also those that a causal mask
     hides. Tied parameters count once.
     """
     options.check()
@@ -208,7 +208,8 @@ def _shapes(options: InspectOptions) -> tuple[list[str], Any, str | None]:
     document: dict[str, Any] = {"name": subject.name}
     lines: list[str] = []
     if example is not None:
-        batch, document["example"] = given_batch(subject, example)
+        batch, document["example"], notes = given_batch(subject, example)
+        show_notes(notes, dim=True)
         lines = [*example_lines(document["example"], width=width), ""]
         given = batch.to("meta").model_inputs()
         _refuse_many_scores(batch_size, max(one.shape[1] for one in given.values()))

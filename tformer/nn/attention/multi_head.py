@@ -233,7 +233,9 @@ class MultiHeadAttention(nn.Module):
         named = {name for each in own for name in each.parameters}
         children = [*mechanism.named_children(), *mechanism.named_parameters(recurse=False)]
         rest = tuple(f"mechanism.{name}" for name, _ in children if f"mechanism.{name}" not in named)
-        turned = ", turned by position" if positions is not None and positions.has_rotate else ""
+        turned = ["turned by position"] if positions is not None and positions.has_rotate else []
+        steps = ", then ".join(["normalized"] * bool(self.qk_norm) + turned)
+        each = f"of each head, {steps}" if steps else "of each head"
         kind = "" if positions is None else positions.kind
         scale = {self.head_dim**-0.5: "/√h", 1.0: ""}.get(mechanism.scale, f" × {mechanism.scale:.3g}")
         key, columns = ("projected key", "r") if mechanism.projects_keys else ("key", "S")
@@ -251,8 +253,8 @@ class MultiHeadAttention(nn.Module):
             products = [Tap("qkv", f"B T {qkv}", "Q, K and V side by side", parameters=("qkv",), title="QKV product")]
         declared = [
             *products,
-            Tap("queries", "B H T h", f"queries of each head{turned}", ("q", "qkv"), ("q_norm",), title="Q"),
-            Tap("keys", f"B {k} S h", f"keys of each head{turned}", ("kv", "qkv"), ("k_norm",), title="K"),
+            Tap("queries", "B H T h", f"queries {each}", ("q", "qkv"), ("q_norm",), title="Q"),
+            Tap("keys", f"B {k} S h", f"keys {each}", ("kv", "qkv"), ("k_norm",), title="K"),
             Tap("values", f"B {k} S {v}", "values of each head", ("kv", "qkv"), title="V"),
             *own,
         ]

@@ -7,7 +7,7 @@ or assumed; assumptions are listed in the notes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from tformer.build import build_model
 from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint
 from tformer.interop.opening import open_checkpoint
-from tformer.loading import embedding_rows, load_tokenizers
+from tformer.loading import embedding_rows, load, load_tokenizers
 from tformer.model import Transformer
 from tformer.nn.init import tie_embeddings
 from tformer.recipe import load_recipe
@@ -125,23 +125,35 @@ def read_subject(question: Question) -> Subject:
     )
 
 
-def given_batch(subject: Subject, given: GivenExample) -> tuple[Batch, dict[str, Any]]:
-    """A batch of one example, as training gives it to the model, and the example in readable form.
+def given_batch(subject: Subject, given: GivenExample) -> tuple[Batch, dict[str, Any], tuple[str, ...]]:
+    """A batch of one example, as training gives it to the model, the example in readable form, and notes.
+
+    A translator's text without a target gets the model's own translation, for which the weights are loaded.
 
     Raises InputError for a model without a checkpoint's tokenizer, and for an example of another kind.
     """
     # Imported here: without an example, nothing of the data is needed.
+    from tformer.decoding.prompts import task_prefix
+    from tformer.inside.reading import Inputs, read
     from tformer.objectives import build_objective
     from tformer.tasks import task_of
     from tformer.tasks.example import example_document
 
     checkpoint, recipe = subject.checkpoint, subject.recipe
     assert checkpoint is not None, "an example is given to a model with a tokenizer"
-    tokenizers = load_tokenizers(checkpoint)
+    tokenizers, notes = load_tokenizers(checkpoint), tuple[str, ...]()
+    has_targets = any("target" in keys for keys in task_of(recipe).row_keys)
+    if has_targets and recipe.model.is_encoder_decoder and given.text and given.target is None:
+        reading = read(load(checkpoint), Inputs(task_prefix(recipe, None)[0] + given.text))
+        notes = reading.notes
+        if written := reading.texts["translation"]:
+            given = replace(given, target=written)
+        else:
+            notes = ("the model writes nothing for this text: the text stands for its target",)
     sample, context = task_of(recipe).sample_of(recipe, tokenizers, given)
     objective, samples = build_objective(recipe.objectives, context), [sample]
     batch = objective.collate(samples, rng=np.random.default_rng(recipe.seed))
-    return batch, example_document(objective, samples, batch, tokenizers, labels=recipe.data.labels)
+    return batch, example_document(objective, samples, batch, tokenizers, labels=recipe.data.labels), notes
 
 
 def _recipe_of(question: Question, checkpoint: Checkpoint | None) -> tuple[Recipe, list[str]]:
