@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tformer.nn.positions import POSITIONS, PositionSizes
-from tformer.nn.positions.biases import AlibiPositions, T5BiasOptions
+from tformer.nn.positions.biases import AlibiPositions, T5BiasOptions, alibi_slopes
 from tformer.nn.positions.fixed import Patch2dOptions, Patch2dPositions, SinusoidalOptions, SinusoidalPositions
 from tformer.nn.positions.rope import RopeOptions, RopePositions
 from tformer.support.errors import InputError
@@ -245,13 +245,20 @@ def test_fixed_scales() -> None:
     assert isinstance(angles, Heat) and angles.colours == "twilight" and angles.limits == (0, 2 * np.pi)
 
 
-def test_curves_compared_begin_at_one() -> None:
-    _, [plot] = plots_of(replace(SMALL, compare=("sinusoidal", "rope", "alibi")), None, None)
-    assert isinstance(plot, Lines)
-    assert [line.y[0] for line in plot.lines] == pytest.approx([1.0] * 4)  # two heads: first (also the middle) and last
-    assert {line.label.split(",")[0] for line in plot.lines} == {"sinusoidal", "rope", "alibi"}
+def test_mean_cosines_are_compared_apart_from_what_is_added_to_scores() -> None:
+    _, [cosines, added] = plots_of(replace(SMALL, compare=("sinusoidal", "rope", "alibi")), None, None)
+    assert isinstance(cosines, Lines) and isinstance(added, Lines)
+    assert (cosines.y_label, added.y_label) == ("mean cosine", "added to the score")
+    assert [line.label.split(",")[0] for line in cosines.lines] == ["sinusoidal", "rope"]
+    assert [line.y[0] for line in cosines.lines] == pytest.approx([1.0] * 2)
+    assert len(added.lines) == 2, "two heads: the first (also the middle) and the last"
+    for line, slope in zip(added.lines, alibi_slopes(SMALL.heads), strict=True):
+        assert np.allclose(line.y, -slope * line.x), "a straight line"
     _, [plot] = plots_of(replace(SMALL, compare=("learned", "rope")), None, TABLES["learned"])
     assert isinstance(plot, Lines) and plot.lines[0].label == "learned" and plot.lines[0].y.max() == 1
+    _, [plot] = plots_of(replace(SMALL, compare=("t5_bias",)), None, TABLES["t5_bias"])
+    bias = TABLES["t5_bias"].bias
+    assert isinstance(plot, Lines) and bias is not None and plot.lines[0].y[0] == bias[0, 0], "the bias itself"
 
 
 def test_learned_plots_show_the_table_itself() -> None:

@@ -167,8 +167,8 @@ def inspect(options: InspectOptions) -> None:
     """Show parameters, cost, memory and tensor shapes of a model.
 
     Needs no tokenizer and no data. Weights are only read with --verify and for a translator's own translation, so a
-    model of any size takes a second. Training FLOPs count forward and backward; full attention counts every key, also those that a causal mask
-    hides. Tied parameters count once.
+    model of any size takes a second. Training FLOPs count forward and backward; full attention counts every key, also
+    those that a causal mask hides. Tied parameters count once.
     """
     options.check()
     if options.output is not None and str(options.output) != "-":

@@ -50,7 +50,7 @@ class PositionsOptions:
         WHAT(
             "--compare",
             metavar="KIND,...",
-            help="Overlay how these kinds decay with distance; `all`: every kind that has such a curve.",
+            help="Compare these kinds over the distance; `all`: every kind that has such a curve.",
         ),
     ] = None
     run: Annotated[

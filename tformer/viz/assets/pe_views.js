@@ -136,20 +136,21 @@ tformer.peViews = (() => {
       return [heat("Learned", t, { ...bounded(t) }), heat("Sinusoidal", first(pe.sinusoidal(t.rows, even, s.base, "interleaved"), t.rows), {})];
     },
   };
-  const COMPARED = {
+  const COSINES = {
     sinusoidal: (s) => [curve(`sinusoidal, d_model ${s.d_model}`, pe.meanCosine(pe.sinusoidalFrequencies(s.d_model, s.base, "interleaved"), s.positions))],
     rope: (s) => [curve(`rope, head width ${s.head_dim}`, pe.meanCosine(pe.ropeFrequencies(s.head_dim, s.base), s.positions))],
-    alibi: (s) => [...new Set([1, Math.floor((s.heads + 1) / 2), s.heads])].map((h) =>
-      curve(`alibi, head ${h}`, range(s.positions).map((d) => Math.exp(-pe.slopes(s.heads)[h - 1] * d)))),
     learned: (s, l) => [curve("learned", Float64Array.from(l.curves.learned.slice(0, s.positions)))],
-    t5_bias: (s, l) => [...range(l.tables.bias.cols)].map((h) => {
-      const y = range(s.positions).map((d) => Math.exp(l.tables.bias.at(learnedBucket(-d, l.bidirectional), h)));
-      const top = Math.max(...y);
-      return curve(`t5_bias, head ${h + 1}`, y.map((v) => v / top));
-    }),
+  };
+  const BIASES = {
+    alibi: (s) => [...new Set([1, Math.floor((s.heads + 1) / 2), s.heads])].map((h) =>
+      curve(`alibi, head ${h}`, range(s.positions).map((d) => -pe.slopes(s.heads)[h - 1] * d))),
+    t5_bias: (s, l) => [...range(l.tables.bias.cols)].map((h) =>
+      curve(`t5_bias, head ${h + 1}`, range(s.positions).map((d) => l.tables.bias.at(learnedBucket(-d, l.bidirectional), h)))),
   };
   const compare = {
-    curves: (s, l) => [lines("", data.compare.flatMap((kind) => COMPARED[kind](s, l)), { xLabel: "distance Δ", yLabel: "share of the top" })],
+    curves: (s, l) => [[COSINES, "Mean cosine"], [BIASES, "Added to the score"]].map(([kinds, title]) =>
+      lines(title, data.compare.flatMap((kind) => (kinds[kind] ? kinds[kind](s, l) : [])), { xLabel: "distance Δ", yLabel: title.toLowerCase() }))
+      .filter((plot) => plot.series.length),
   };
   return { sinusoidal, learned, rope, alibi, t5_bias: t5, learned_t5_bias: { ...learned, ...t5 }, shaw, patch2d, compare };
 })();

@@ -231,14 +231,9 @@ def bias(view: View, settings: Settings) -> list[Plot]:
     ]
 
 
-def alibi_factor(settings: Settings, head: int, rows: int) -> Numbers:
-    """[rows]: exp of the head's bias at each distance."""
-    return np.exp(-alibi_slopes(settings.heads)[head - 1] * np.arange(rows, dtype=float))
-
-
 def alibi_decay(view: View, settings: Settings) -> Plot:
     rows, heads = view.rows(settings), settings.dims or range(1, settings.heads + 1)
-    lines = [counted_line(f"head {head}", alibi_factor(settings, head, rows)) for head in heads]
+    lines = [counted_line(f"head {head}", np.exp(alibi_bias(settings, head, rows)[0])) for head in heads]
     return Lines("distance Δ", "factor", lines)
 
 

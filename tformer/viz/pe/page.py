@@ -87,7 +87,7 @@ BODY = """<section class="controls" id="controls" aria-label="What to show"></se
 <p class="help" id="agreement" role="status"></p>"""
 
 WORDS = ("title", "caption", "positions", "needs_run")  # of a view
-COMPARE = "How the score of a pair of tokens falls with their distance, by position alone."
+COMPARE = "How the score of a pair of tokens depends on their distance, by position alone."
 
 
 def explorer(settings: Settings, view: str | None, table: Table | None, *, command: str) -> str:

@@ -9,14 +9,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from tformer.nn.positions import POSITIONS
 from tformer.support.errors import InputError
 from tformer.viz.pe import fixed, learned
-from tformer.viz.pe.fixed import alibi_factor, bucket_of, distance_curve, rope_curve, sinusoidal_table, some_heads
+from tformer.viz.pe.fixed import alibi_bias, bucket_of, distance_curve, rope_curve, sinusoidal_table, some_heads
 from tformer.viz.pe.learned import Table
 from tformer.viz.pe.settings import ALL, Settings, View
 from tformer.viz.plots import Lines, Numbers, Plot, counted_line
 
-# --- decay with distance of several kinds, each curve scaled to 1 at its top -----------------------------------------
+# --- several kinds against the distance ----------------------------------------------------------------------------
 
 Curves = dict[str, Numbers]
 
@@ -24,7 +25,7 @@ Curves = dict[str, Numbers]
 CURVES: dict[str, Callable[[Settings, int], Curves]] = {
     "sinusoidal": lambda s, n: {f"sinusoidal, d_model {s.d_model}": distance_curve(sinusoidal_table(s, n))},
     "rope": lambda s, n: {f"rope, head width {s.head_dim}": rope_curve(s, n)},
-    "alibi": lambda s, n: {f"alibi, head {head}": alibi_factor(s, head, n) for head in some_heads(s.heads)},
+    "alibi": lambda s, n: {f"alibi, head {head}": alibi_bias(s, head, n)[0] for head in some_heads(s.heads)},
 }
 LEARNED_CURVES = ("learned", "t5_bias")  # from the table of a run
 
@@ -40,8 +41,7 @@ def _table_curves(settings: Settings, table: Table, count: int) -> Curves:
     assert table.bias is not None
     back = -np.arange(count, dtype=float)
     rows = bucket_of(settings, back, bidirectional=table.bidirectional).astype(int)
-    factors = np.exp(table.bias[rows])
-    return {f"t5_bias, head {head}": factors[:, head - 1] for head in range(1, factors.shape[1] + 1)}
+    return {f"t5_bias, head {head}": table.bias[rows, head - 1] for head in range(1, table.bias.shape[1] + 1)}
 
 
 def kinds_compared(settings: Settings, table: Table | None) -> Sequence[str]:
@@ -60,21 +60,27 @@ def kinds_compared(settings: Settings, table: Table | None) -> Sequence[str]:
     return settings.compare
 
 
-def curves(view: View, settings: Settings, table: Table | None = None) -> Plot:
-    """Decay with distance: mean cosine of sinusoidal and rope, exp(−slope · Δ) of alibi's first, middle and last head.
+def curves(view: View, settings: Settings, table: Table | None = None) -> list[Plot]:
+    """Two plots: mean cosines of sinusoidal, rope and a run's learned table; what alibi and a run's T5 bias add.
 
-    With a run also the mean cosine similarity of a learned table, and exp of T5's bias on earlier keys.
+    Of alibi the first, middle and last head; of T5 the bias on earlier keys.
     """
-    count = view.rows(settings)
-    lines = []
-    for kind in kinds_compared(settings, table):
-        if kind in CURVES:
-            found = CURVES[kind](settings, count)
-        else:
-            assert table is not None
-            found = _table_curves(settings, table, count)
-        lines += [counted_line(label, curve / curve.max()) for label, curve in found.items()]
-    return Lines("distance Δ", "share of the top", lines)
+    count, kinds = view.rows(settings), kinds_compared(settings, table)
+    plots: list[Plot] = []
+    for has_bias, label in ((False, "mean cosine"), (True, "added to the score")):
+        lines = []
+        for kind in kinds:
+            if POSITIONS[kind].has_bias is not has_bias:
+                continue
+            if kind in CURVES:
+                found = CURVES[kind](settings, count)
+            else:
+                assert table is not None
+                found = _table_curves(settings, table, count)
+            lines += [counted_line(name, curve) for name, curve in found.items()]
+        if lines:
+            plots.append(Lines("distance Δ", label, lines, title=label.capitalize()))
+    return plots
 
 
 # --- names, titles and captions --------------------------------------------------------------------------------------
@@ -266,9 +272,10 @@ VIEWS: dict[str, dict[str, View]] = {
     },
     "compare": {
         "curves": View(
-            "Decay with distance, side by side",
-            "Each curve is scaled to 1 at its top: how the score of a pair of tokens falls with their distance, by "
-            "position alone.",
+            "Kinds against the distance, side by side",
+            "What position alone does to a score. Mean cosine: of two tokens' vectors (sinusoidal, learned), or of the "
+            "angles between a query and a key (RoPE). Added to the score: a straight line for each head (ALiBi), or one "
+            "learned value for each bucket (T5).",
             curves,
         ),
     },
