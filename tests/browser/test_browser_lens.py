@@ -50,6 +50,20 @@ def test_the_cursor_shows_the_answers_and_the_parts_of_its_position(shown: Calla
     assert rows.first.locator("td").first.text_content() == largest
 
 
+def test_map_and_curves_number_the_layers_alike(shown: Callable[..., Any]) -> None:
+    page = shown(replace(random_report(2, 2, 4), tuned_kl=np.array([[2.0, 1.0], [1.0, 0.5]])))
+    rows = page.locator("#lens .ticks.rows span").all_text_contents()
+    assert rows == ["input", "0", "1"]
+    for place, names in (("#cell", rows), ("#tuning", rows[:2])):
+        texts = page.locator(f"{place} svg.lines > text").all_text_contents()
+        below = [text for text in texts if text in names]
+        assert "after layer" in texts and below[-len(names) :] == names, texts
+        page.locator(f"{place} svg.lines").focus()
+        assert "after layer input" in page.locator(f"{place} .readout").text_content()
+    assert "KL(model's answer ‖ answer after the layer)" in page.locator("#controls").text_content()
+    assert "KL(model's answer ‖ answer after the layer)" in page.locator("#tuning h2").text_content()
+
+
 @pytest.mark.slow
 def test_one_pixel_is_one_number(shown: Callable[..., Any]) -> None:
     report = random_report(2, 2, 4)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from dataclasses import replace
+from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,8 @@ from tformer.viz.lens.page import render
 from tformer.viz.lens.text import as_csv, as_json, as_text, plots_of
 from tformer.viz.picture import render_plots
 from tformer.viz.plots import Heat
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_page_of_12_layers_of_12_heads_and_512_tokens_is_below_20_megabytes() -> None:
@@ -93,3 +98,18 @@ def test_a_classifier_is_drawn_by_its_labels() -> None:
     [plot] = plots_of(report, "layers")
     assert isinstance(plot, Heat) and plot.values.shape == (3, 10)
     np.testing.assert_allclose(plot.values[2], report.lens.top_probabilities[2, 0])
+
+
+def test_the_python_names_in_the_guide_are_those_of_a_report() -> None:
+    section = (ROOT / "tformer/guide/inside.md").read_text().split("## Lens")[1].split("\n## ")[0]
+    named = re.findall(r"`report\.([a-z_.]+)`", section)
+    assert len(named) >= 3
+    for name in named:
+        assert isinstance(attrgetter(name)(random_report(2, 2, 4)), np.ndarray), name
+
+
+def test_the_divergence_names_its_direction_in_text_and_pictures() -> None:
+    report = replace(random_report(2, 2, 4), tuned_kl=np.array([[2.0, 1.0], [1.0, 0.5]]))
+    direction = "KL(model's answer ‖ answer after the layer)"
+    assert direction in as_text(report, "layers", [0])
+    assert any(plot.title == direction for plot in plots_of(report, "layers"))

@@ -22,10 +22,10 @@ def lens(options: LensOptions) -> None:
     """Show the answer after each layer, and what adds to a logit.
 
     The logit lens of language models: for each position the most probable tokens, with probability and rank of the
-    token that comes next, entropy, and KL to the model's answer; masked language models at each [MASK]; classifiers:
-    the labels. Logits are divided into embedding, positions, every attention head, biases and feed-forwards, which add
-    up to the logit. The page (default) has both. --tuned trains a tuned lens (decoder-only language models), which
-    --lens tuned then reads.
+    token that comes next, entropy, and KL(model's answer ‖ answer after the layer); masked language models at each
+    [MASK]; classifiers: the labels. Logits are divided into embedding, positions, every attention head, biases and
+    feed-forwards, which add up to the logit. The page (default) has both. --tuned trains a tuned lens (decoder-only
+    language models), which --lens tuned then reads.
     """
     reads = (options.image, options.tuned)
     with looking_inside(options, "lens", reads, kinds=LENS_HEADS) as (chosen, loaded, work):

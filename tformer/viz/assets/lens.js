@@ -11,7 +11,7 @@
     probability: ["probability of the target", { min: 0, max: 1 }],
     rank: ["rank of the target", { min: 0, share: (rank) => Math.log10(1 + rank) / Math.log10(2 + mostOf("rank")), }],
     entropy: ["entropy of the answer, nats", { min: 0 }],
-    kl: ["KL to the model's answer, nats", { min: 0 }],
+    kl: ["KL(model's answer ‖ answer after the layer), nats", { min: 0 }],
   };
   const lenses = {};
   for (const name of data.lenses) {
@@ -84,7 +84,7 @@
   const target = () => cursor()[1];
   const course = () => Object.entries(lenses).map(([name, found]) => ({ label: data.lenses.length > 1 ? `${name} lens` : "", points: true,
     x: rows.map((_, i) => i), y: rows.map((_, i) => found.probability[i * N + target()]) }));
-  const curve = tformer.lines(line, { series: course(), xLabel: "rows, 0 = the input", yLabel: "probability", yMin: 0, yMax: 1, height: 260, label: "probability of the target after each layer" });
+  const curve = tformer.lines(line, { series: course(), xLabel: "after layer", xNames: rows, yLabel: "probability", yMin: 0, yMax: 1, height: 260, label: "probability of the target after each layer" });
   function showCell() {
     const [i, j] = cursor();
     heading.textContent = `After ${layerName(i)}` + (pools ? "" : `, at ${word2(tokens[j])} (${positions[j]})`) + `; target ${word(targets[j])}`;
@@ -134,8 +134,8 @@
 
   if (data.heldOut) {
     const svg = element("svg", {});
-    place("tuning").append(element("h2", {}, "KL to the model's answer on held-out text"), svg);
-    const plot = tformer.lines(svg, { xLabel: "rows, 0 = the input", yLabel: "nats", yMin: 0, label: "KL of both lenses after each layer",
+    place("tuning").append(element("h2", {}, "KL(model's answer ‖ answer after the layer) on held-out text"), svg);
+    const plot = tformer.lines(svg, { xLabel: "after layer", xNames: rows, yLabel: "nats", yMin: 0, label: "KL of both lenses after each layer",
       series: ["logit lens", "tuned lens"].map((label, n) => ({ label, points: true, x: data.heldOut[n].map((_, i) => i), y: data.heldOut[n] })) });
     place("tuning").append(tformer.saveButtons("held-out-kl", () => plot, () => plot.rows()));
   }

@@ -1,7 +1,7 @@
 // Line plots: tformer.lines(svg, options) → {redraw(changes), cursor(series, index), svg(), rows(), element}.
 // options: series = [{label, x, y, spread, colour, dash, width, opacity, points, faint}], where faint ones are drawn behind the
 //   others and have no legend and spread is half the height of error bars, xLabel, yLabel, logX, logY, xMin, xMax, yMin, yMax,
-//   height, square, label (for screen readers), legend: false, ramp = {colours, low, high, label}: a colour bar for many lines,
+//   xNames (of the x values 0, 1, ..., in their place), height, square, label (for screen readers), legend: false, ramp = {colours, low, high, label}: a colour bar for many lines,
 //   describe(series, index), onCursor(series, index).
 "use strict";
 tformer.lines = (svgElement, settings) => {
@@ -26,6 +26,7 @@ tformer.lines = (svgElement, settings) => {
   const pointed = () => shown().filter(({ series }) => !series.faint);
   const colourOf = (series, index) => series.colour || tformer.palette[index % tformer.palette.length];
   const dashOf = (series, index) => series.dash ?? DASHES[Math.floor(index / tformer.palette.length) % DASHES.length];
+  const nameOf = (x) => (options.xNames ? options.xNames[x] : number(x));
   const usable = (x, y) => Number.isFinite(x) && Number.isFinite(y) && (!options.logX || x > 0) && (!options.logY || y > 0);
 
   function extent(axis, log, low, high) {
@@ -85,10 +86,10 @@ tformer.lines = (svgElement, settings) => {
     const parts = [];
     for (const value of yTicks) parts.push(line(left, py(value), left + w, py(value)), words(left - 6, py(value) + 4, "end", number(value)));
     let last = -Infinity;
-    for (const value of ticks(x, options.logX, w / 70)) {
+    for (const value of ticks(x, options.logX, w / 70).filter((value) => !options.xNames || Number.isInteger(value))) {
       parts.push(line(px(value), top, px(value), top + h));
-      if (px(value) - last > 8 * number(value).length) { // no label over another
-        parts.push(words(px(value), top + h + 16, "middle", number(value)));
+      if (px(value) - last > 8 * nameOf(value).length) { // no label over another
+        parts.push(words(px(value), top + h + 16, "middle", nameOf(value)));
         last = px(value);
       }
     }
@@ -154,7 +155,7 @@ tformer.lines = (svgElement, settings) => {
     if (options.describe) return options.describe(series, index);
     const { label, x, y } = options.series[series];
     const around = options.series[series].spread ? ` ± ${number(options.series[series].spread[index])}` : "";
-    return `${label ? label + ": " : ""}${options.xLabel || "x"} ${number(x[index])}, ${options.yLabel || "y"} ${number(y[index])}${around}`;
+    return `${label ? label + ": " : ""}${options.xLabel || "x"} ${nameOf(x[index])}, ${options.yLabel || "y"} ${number(y[index])}${around}`;
   }
   function cursor(series, index, quiet = false) {
     const line = options.series[series];
@@ -241,6 +242,7 @@ tformer.lines = (svgElement, settings) => {
   const hasSpread = () => options.series.some((series) => series.spread);
   const rows = () => [["line", options.xLabel || "x", options.yLabel || "y", ...(hasSpread() ? ["spread"] : [])],
     ...options.series.flatMap(({ label, x, y, spread }) => Array.from(x, (at, n) => [label || "", at, y[n], ...(spread ? [spread[n]] : [])]))
-      .filter((row) => Number.isFinite(row[1]) && Number.isFinite(row[2]))];
+      .filter((row) => Number.isFinite(row[1]) && Number.isFinite(row[2]))
+      .map(([label, x, ...rest]) => [label, options.xNames ? nameOf(x) : x, ...rest])];
   return { redraw, cursor, svg, rows, element: wrap };
 };

@@ -17,6 +17,7 @@ from tformer.viz.plots import Heat, Plot
 DECIMALS = 9
 SHOWN_WORDS, SHOWN_PARTS, SHOWN_LABELS = 5, 14, 12
 WORD_LENGTH = 12
+DIVERGENCE = "KL(model's answer ‖ answer after the layer)"
 CAPTION = "Each row is the answer if the model ended there; the last is the model's."
 
 
@@ -96,7 +97,7 @@ def as_text(report: LensReport, view: str, places: Sequence[int]) -> str:
         columns = zip(report.lens.rows, *report.tuned_kl.tolist(), strict=False)
         rows = [(name, f"{old:.3f}", f"{new:.3f}") for name, old, new in columns]
         names = ("layer", "logit lens", "tuned lens")
-        lines += ["KL to the model's answer on held-out text, in nats", *aligned([names, *rows], right=names[1:]), ""]
+        lines += [f"{DIVERGENCE} on held-out text, in nats", *aligned([names, *rows], right=names[1:]), ""]
     return "\n".join(lines)
 
 
@@ -155,7 +156,7 @@ def plots_of(report: LensReport, view: str) -> list[Plot]:
         ("Probability of the target, and the most probable token", lens.probability, "probability"),
         ("Rank of the target", np.log10(lens.rank + 1.0), "log10(1 + rank)"),
         ("Entropy of the answer", lens.entropy, "nats"),
-        ("KL to the model's answer", lens.kl, "nats"),
+        (DIVERGENCE, lens.kl, "nats"),
     ]
     return [
         Heat(values.astype(float), rows, names, "after layer", "token read", "viridis", 0.0, None if number else 1.0,

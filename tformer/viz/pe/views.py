@@ -274,7 +274,7 @@ VIEWS: dict[str, dict[str, View]] = {
         "curves": View(
             "Kinds against the distance, side by side",
             "What position alone does to a score. Mean cosine: of two tokens' vectors (sinusoidal, learned), or of the "
-            "angles between a query and a key (RoPE). Added to the score: a straight line for each head (ALiBi), or one "
+            "angles between a query and a key (RoPE). Added to the score: a straight line for each head (ALiBi), or a "
             "learned value for each bucket (T5).",
             curves,
         ),
