@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import io
+import os
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -47,6 +49,25 @@ def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < end, "nothing was shown"
         time.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [({}, False), ({"TERM": "xterm", "MPLBACKEND": "agg"}, False), ({"JPY_PARENT_PID": "7"}, True),
+     ({"COLAB_RELEASE_TAG": "x"}, True), ({"MPLBACKEND": "module://matplotlib_inline.backend_inline"}, True)],
+)  # fmt: skip
+def test_a_command_of_a_notebook_is_known_by_its_environment(environment: dict[str, str], expected: bool) -> None:
+    assert report.in_notebook(environment) == expected
+
+
+def test_a_notebook_gets_the_lines_of_a_pipe_and_no_spinner() -> None:
+    """Its kernel forces colours, so that rich would take any output for a terminal."""
+    code = "from tformer.cli.report import console; print(console.is_terminal)"
+    found = [
+        subprocess.run([sys.executable, "-c", code], env=os.environ | added, capture_output=True, text=True, check=True)
+        for added in ({"FORCE_COLOR": "1"}, {"FORCE_COLOR": "1", "JPY_PARENT_PID": "7"})
+    ]
+    assert [each.stdout.strip() for each in found] == ["True", "False"]
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,16 @@ def test_without_a_compiler_a_large_model_says_once_what_would_make_it_faster(mo
     assert note_of_decoding(2**22) is None
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="kernels are for Linux")
+def test_without_proc_a_large_model_says_why_it_is_slower(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(library, "MAPS", tmp_path / "none")
+    monkeypatch.setattr(library, "lacks_compiler", lambda: False)
+    library.forget()
+    note = note_of_decoding(2**22)
+    library.forget()
+    assert note is not None and "/proc" in note and "slower" in note
+
+
 @pytest.mark.skipif(find() is None, reason="no compiler for kernels here")
 def test_with_a_compiler_nothing_is_said() -> None:
     assert note_of_decoding(2**22) is None

@@ -18,6 +18,7 @@ import torch
 
 from tformer.cli.diagnosis import diagnosis
 from tformer.data.shards.caches import clean_caches
+from tformer.decoding.inference import missing_kernels
 from tformer.kernels import library
 from tformer.kernels.functions import find
 
@@ -131,6 +132,17 @@ def test_without_a_compiler_there_is_none(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
     assert find() is None
+
+
+@pytest.mark.parametrize("name", ["MAPS", "PROCESSOR"])
+def test_without_proc_there_is_none_and_that_is_said(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, name, tmp_path / "none")
+    assert find() is None and library.state() == library.NO_PROC and "/proc" in library.NO_PROC
+    assert "/proc" in missing_kernels() and "compiler" not in missing_kernels()
+    [advice] = [line for line in diagnosis(with_speed=False)["advice"] if "kernels" in line]
+    assert "/proc" in advice and "could not be compiled" not in advice
 
 
 def test_a_compiler_that_fails_is_left_alone_for_a_day_unless_the_clock_is_set_back(

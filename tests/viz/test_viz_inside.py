@@ -64,3 +64,13 @@ def test_an_ablation_shows_the_loss_that_each_part_saves() -> None:
     np.testing.assert_allclose(heads.values, [[1.0, 0.5]])
     np.testing.assert_allclose(layers.values, [[2.0]])
     assert [row[0] for row in ablation_table(report)] == ["part", "(whole)", "L0 attention", "L0H0", "L0H1"]
+
+
+def test_a_low_score_names_no_head_of_its_kind() -> None:
+    scores = {
+        "duplicate": np.array([[0.002, 0.003], [0.010, 0.001]]),
+        "induction": np.array([[0.02, 0.03], [0.04, 0.9]]),
+    }
+    duplicate, induction = best_lines(HeadReport(1, "x", {"decoder": scores}, {}))
+    assert duplicate == "duplicate: none above 0.1 (highest L1H0 0.010) (decoder self-attention)"
+    assert induction == "induction: L1H1 0.900 (decoder self-attention)"

@@ -194,6 +194,8 @@ def _advice(found: Mapping[str, Any]) -> Iterator[str]:
         yield "no C compiler (cc, gcc, clang): decoding on this processor uses PyTorch's operators, which are slower"
     elif sys.platform == "linux" and kernels["state"] == "missing":
         yield "the C kernels could not be compiled; a folder of your own for the cache is set by TFORMER_CACHE=DIR"
+    elif kernels["state"] == library.NO_PROC:
+        yield f"C kernels {library.NO_PROC}: mount it; decoding on this processor is slower"
     elif kernels["state"] == library.ENDED:
         yield f"{library.ENDED}; decoding is slower; tformer doctor --clean tries them again"
     if threads["used"] > threads["available"]:

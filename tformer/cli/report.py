@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import _thread
+import os
 import shutil
 import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -70,7 +71,13 @@ class Messages:
         return self.rich.width
 
 
-console = Messages(stderr=True, soft_wrap=True, highlight=False)
+def in_notebook(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a notebook's kernel runs this command (`!tformer ...`): its terminal keeps every state of a spinner."""
+    inline = "inline" in environment.get("MPLBACKEND", "")  # a kernel without JPY_PARENT_PID, as that of VS Code
+    return inline or "JPY_PARENT_PID" in environment or any(name.startswith("COLAB_") for name in environment)
+
+
+console = Messages(stderr=True, soft_wrap=True, highlight=False, force_terminal=False if in_notebook() else None)
 """Messages go to stderr through this console; stdout carries data only."""
 
 # --- messages on stderr -----------------------------------------------------------------------------------------------

@@ -78,8 +78,11 @@ def prepare_decoding(
     else:
         note = prepare_inference(model, dtype, quantize=quantize, rows=rows, fill=fill) or note
         is_large = model.num_parameters() >= WORTH_A_BUILD
-        if note is None and device.type == "cpu" and is_large and library.lacks_compiler():
-            note = f"found no C compiler: with one, tformer builds kernels that decode faster ({INSTALL})"
+        if note is None and device.type == "cpu" and is_large:
+            if library.lacks_compiler():
+                note = f"found no C compiler: with one, tformer builds kernels that decode faster ({INSTALL})"
+            elif library.state() == library.NO_PROC:
+                note = f"C kernels {library.NO_PROC}: decoding is slower"
     return note
 
 

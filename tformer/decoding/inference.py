@@ -33,7 +33,6 @@ from tformer.support.errors import InputError, did_you_mean
 WORTH_A_BUILD = 2**22
 """Kernels that were not compiled before are compiled for models with at least this number of parameters."""
 INSTALL = "Debian, Ubuntu: sudo apt install gcc"
-MISSING_KERNELS = f"install a C compiler ({INSTALL}), or leave it out"
 MOST_HELD_ROWS, PROBE_SHAPE, PROBES = 16, (6144, 1024), 3
 """Weights are held in bf16 for steps of at most this number of rows, and where a product of this shape is faster. It is
 larger than most caches, and measured in less than 50 ms."""
@@ -220,6 +219,12 @@ def prepare_inference(
     return note
 
 
+def missing_kernels() -> str:
+    """What to do where something needs C kernels and there are none."""
+    need = "mount /proc" if library.state() == library.NO_PROC else f"install a C compiler ({INSTALL})"
+    return f"{need}, or leave it out"
+
+
 def state_of_kernels(model: Transformer, device: torch.device) -> str:
     """The C kernels that `prepare_inference` will use for a model, in words; builds them where it would."""
     if device.type != "cpu":
@@ -238,7 +243,7 @@ def require_quantize(quantize: str, device: torch.device, dtype: torch.dtype | N
         raise InputError(
             f"--quantize {quantize} needs a CPU {instructions}a C compiler for tformer's kernels, found "
             f"{device_name(device)}",
-            hint=MISSING_KERNELS if device.type == "cpu" else "leave it out, or use --device cpu",
+            hint=missing_kernels() if device.type == "cpu" else "leave it out, or use --device cpu",
         )
     if dtype == torch.float16:
         raise InputError(f"--quantize {quantize} goes with bf16 or fp32, found fp16")

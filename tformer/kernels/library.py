@@ -52,6 +52,7 @@ OPENMP = ("libgomp", "libiomp", "libomp.", "libomp-")
 BUILD_SECONDS = 60
 RETRY_SECONDS = 24 * 3600  # after a failed build or call: the next commands make no other attempt
 MAX_RECORD_BYTES = 10_000
+MAPS, PROCESSOR = Path("/proc/self/maps"), Path("/proc/cpuinfo")
 
 POINTER, LONG, INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
 
@@ -152,6 +153,7 @@ def _load(may_build: bool) -> ctypes.CDLL | None:
         return None
 
 
+NO_PROC = "missing: /proc, which names the processor and PyTorch's threads, cannot be read"
 ENDED = "the C kernels are not used: a process died in its first calls of them"
 
 
@@ -182,7 +184,8 @@ def state(*, may_build: bool = False) -> str:
     with suppress(OSError, RuntimeError):
         if (compiler := find_compiler()) is not None and _ended_a_process(_path(compiler)):
             return ENDED
-    return "missing"
+    is_readable = all(os.access(path, os.R_OK) for path in (MAPS, PROCESSOR))
+    return "missing" if is_readable or sys.platform != "linux" else NO_PROC
 
 
 def _is_as_built(path: Path) -> bool:
@@ -301,7 +304,7 @@ def open_at(path: Path) -> ctypes.CDLL:
 
 def _threads_of_pytorch() -> list[str]:
     """Path of the OpenMP library that PyTorch has loaded: a second one would add a second pool of threads."""
-    maps = os.fsdecode(Path("/proc/self/maps").read_bytes()).splitlines()  # file names may be any bytes
+    maps = os.fsdecode(MAPS.read_bytes()).splitlines()  # file names may be any bytes
     paths = {line.split(maxsplit=5)[-1] for line in maps if "/" in line}
     found = sorted(path for path in paths if Path(path).name.startswith(OPENMP))
     own = str(Path(torch.__file__).resolve().parent)  # other packages load such a library, too
@@ -342,5 +345,5 @@ def _digest(compiler: str) -> str:
 
 def _processor() -> str:
     """Model and instruction sets of the processor: home directories are shared between machines."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    lines = PROCESSOR.read_text().splitlines()
     return "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))

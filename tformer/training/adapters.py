@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tformer.checkpoint.read import Checkpoint
-from tformer.decoding.inference import MISSING_KERNELS
+from tformer.decoding.inference import missing_kernels
 from tformer.kernels.functions import Kernels, find
 from tformer.model import Transformer
 from tformer.nn.init import initialize
@@ -27,7 +27,7 @@ class BasePlaces:
         self._format = recipe.lora.weights
         self._kernels: Kernels | None = find() if self._format == "int4" else None
         if self._format == "int4" and self._kernels is None:
-            raise InputError("lora.weights: int4 needs tformer's C kernels, found none", hint=MISSING_KERNELS)
+            raise InputError("lora.weights: int4 needs tformer's C kernels, found none", hint=missing_kernels())
 
     def __call__(self, name: str, tensor: Tensor) -> None:
         place(self._model, name, tensor, self._format, device=self._device, kernels=self._kernels)

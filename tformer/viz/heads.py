@@ -13,6 +13,7 @@ from tformer.loading import Identity
 from tformer.support.formatting import aligned, csv_text, json_text
 from tformer.viz.plots import Heat, Line, Lines, Plot
 
+WEAK = 0.1  # up to this score a head is not named as one of its kind
 MOST_CURVES = 24  # of a plot: more names than that do not fit under it
 COPYING = "Loss on random tokens, read for the first time and repeated; a model that copies predicts the latter."
 
@@ -62,7 +63,8 @@ def _steps(reports: Sequence[HeadReport]) -> Any:
 def best_lines(report: HeadReport) -> Iterator[str]:
     """The head with the highest value of each score, one a line; then how well the model copies."""
     for kind, name, layer, head, value in _best(report):
-        yield f"{name}: {head_name(layer, head, cross=kind == 'cross')} {value:.3f} ({KINDS[kind]})"
+        found = f"{head_name(layer, head, cross=kind == 'cross')} {value:.3f}"
+        yield f"{name}: {found if value > WEAK else f'none above {WEAK} (highest {found})'} ({KINDS[kind]})"
     if report.copying:
         first, repeated, right = report.copying.values()
         yield f"loss {first:.3f} on new tokens, {repeated:.3f} on repeated ones, {right:.1%} of which are right"
