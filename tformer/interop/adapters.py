@@ -66,6 +66,11 @@ def open_base(recipe: Recipe, *, beside: Path, instead: str | Path | None = None
     return checkpoint
 
 
+def base_weights(base: Checkpoint) -> dict[str, Tensor]:
+    """The weights that adapters are trained beside: averaged ones where there are."""
+    return base.weights() | (base.ema() or {})
+
+
 @dataclass
 class AdaptedCheckpoint(Checkpoint):
     """A checkpoint of adapters as an ordinary one: weights of the base, changed by the adapters, in fp32.
@@ -140,7 +145,7 @@ class AdaptedCheckpoint(Checkpoint):
 
     def weights(self) -> dict[str, Tensor]:
         model, own = self._model, self.trained()
-        found = self.base.weights() | (self.base.ema() or {}) | own
+        found = base_weights(self.base) | own
         state = {name: tensor for name, tensor in model.state_dict().items() if name not in model.tied_names()}
         if problems := differences(state, {name: found[name] for name in state if name in found}, aliases={}):
             raise InputError(f"{self.path}: the adapters do not fit {self.base.path}: {'; '.join(problems)}")

@@ -4,6 +4,9 @@ Keys are `base_model.model.` and the module of the Hugging Face class, then `.lo
 [out, r] and `.lora_magnitude_vector` [out] for DoRA; a tensor that was trained in full has its own name. The tables of
 the architectures (`interop/architectures`) say which rows of which matrix a module holds. A module of several
 projections with an adapter each, such as GPT-2's c_attn, gets one of the joint rank with a block for each in B.
+
+peft saves modules: of a table of tokens that is the output's matrix too, either use or both. Where they come out
+different, the model here has two tables.
 """
 
 from __future__ import annotations
@@ -12,10 +15,11 @@ import fnmatch
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,7 +29,7 @@ from tformer.checkpoint.average import require_new
 from tformer.checkpoint.read import Checkpoint, all_finite
 from tformer.checkpoint.save import CheckpointContents, write_checkpoint
 from tformer.checkpoint.tensor_files import each_tensor, tensor_chunks
-from tformer.interop.adapters import AdaptedCheckpoint
+from tformer.interop.adapters import AdaptedCheckpoint, base_weights
 from tformer.interop.architecture import Architecture, auto_class
 from tformer.interop.choose import choose_class
 from tformer.interop.config import Config
@@ -44,7 +48,7 @@ from tformer.support.formatting import listed, plural
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-KEY = re.compile(r"(.+)\.(lora_A|lora_B|lora_magnitude_vector)(?:\.weight)?")
+KEY = re.compile(r"(.+)\.(lora_A|lora_B|lora_embedding_[AB]|lora_magnitude_vector)(?:\.weight)?")
 TASKS = {
     "AutoModelForCausalLM": "CAUSAL_LM",
     "AutoModelForSequenceClassification": "SEQ_CLS",
@@ -53,11 +57,16 @@ TASKS = {
     "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM",
     "AutoModel": "FEATURE_EXTRACTION",
 }
-UNREAD = ("lora_bias", "use_qalora", "alora_invocation_tokens", "target_parameters", "trainable_token_indices",
-          "layer_replication")  # fmt: skip
-"""Keys of adapter_config.json whose features tformer lacks."""
+INERT = ("peft_type", "peft_version", "task_type", "auto_mapping", "revision", "inference_mode", "runtime_config",
+         "init_lora_weights", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "velora_config",
+         "qalora_group_size", "megatron_config", "megatron_core", "fan_in_fan_out", "bias", "ensure_weight_tying",
+         "exclude_modules", "layers_to_transform", "layers_pattern")  # fmt: skip
+"""Keys of adapter_config.json that the tensors show the effect of, or that concern training."""
+READ = ("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "target_modules",
+        "modules_to_save")  # fmt: skip
 KEEPING = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 """Values of init_lora_weights that leave the base as it is; PiSSA, OLoRA and others take their start out of it."""
+Number = TypeVar("Number", int, float)
 MAX_LISTED = 4
 MAX_CONFIG_BYTES = 1 << 20
 
@@ -151,10 +160,9 @@ def export_adapters(checkpoint: Checkpoint, out: Path) -> PeftReport:
     section, _, class_name, links = _class_of(checkpoint)
     model = build_model(section, device="meta")
     add_adapters(model, section, lora)
-    own = checkpoint.own.weights() | (checkpoint.own.ema() or {})
+    tied, own = model.tied_names(), checkpoint.trained()
     modules, matrices = modules_of(links, model), projections(model)
     tensors: dict[str, Tensor] = {}
-    whole: dict[str, Tensor] = {}
     ranks: dict[str, int] = {}
     transposed: set[bool] = set()
     for module in modules.values():
@@ -169,14 +177,20 @@ def export_adapters(checkpoint: Checkpoint, out: Path) -> PeftReport:
         tensors |= {f"{PREFIX}{module.path}.lora_A.weight": a, f"{PREFIX}{module.path}.lora_B.weight": b}
         if lengths is not None:
             tensors[f"{PREFIX}{module.path}.lora_magnitude_vector"] = lengths
-    for link in links:
-        if link.ours in own:
-            parts = zip(link.theirs, link.layout.split(own[link.ours]), strict=True)
-            whole |= {f"{PREFIX}{name}": part.contiguous() for name, part in parts}
     placed = {link.ours for link in links}
-    if homeless := sorted(name for name in own if name not in placed and ADAPTER not in name):
+    if homeless := sorted(name for name in own if name not in placed | tied.keys() and ADAPTER not in name):
         raise InputError(f"{class_name} has no place for {listed(homeless, MAX_LISTED)}")
-    saved = {name.removeprefix(PREFIX).rpartition(".")[0] for name in whole}
+    places = {name: link for link in links for name in (*link.theirs, *link.also)}
+    trained = {name for name, link in places.items() if link.ours in own}
+    biases = {name for name in trained if name.rpartition(".")[0] in ranks}  # of modules with an adapter
+    saved = {name.rpartition(".")[0] for name in trained - biases}
+    saved = {module for module in saved if not _is_of(module, saved)}
+    if kept := {name for name in places.keys() - trained if _is_of(name, saved)}:  # a saved module is saved whole
+        own = base_weights(checkpoint.base) | own
+    for name in trained | kept:
+        path, _, last = name.rpartition(".")
+        key = f"{path}.base_layer.{last}" if name in biases else name
+        tensors[f"{PREFIX}{key}"] = _part(places[name], name, own)
     factor = math.sqrt if lora.rslora else float
     config = {
         "peft_type": "LORA",
@@ -189,7 +203,7 @@ def export_adapters(checkpoint: Checkpoint, out: Path) -> PeftReport:
             list(ranks), [name.removesuffix(".weight") for link in links for name in link.theirs]
         ),
         "modules_to_save": sorted(saved) or None,
-        "bias": "none",
+        "bias": "lora_only" if biases else "none",
         "use_rslora": lora.rslora,
         "use_dora": lora.dora,
         "fan_in_fan_out": transposed == {True},
@@ -197,7 +211,8 @@ def export_adapters(checkpoint: Checkpoint, out: Path) -> PeftReport:
         "alpha_pattern": {path: lora.scale * factor(rank) for path, rank in ranks.items() if rank != lora.rank},
         "inference_mode": True,
     }
-    tensors |= whole
+    if any(link.ours in own and link.ours in tied.values() and len(link.also) == 1 for link in links):
+        config["ensure_weight_tying"] = True  # where training goes on; peft has it for one output beside the input
 
     def fill(folder: Path) -> None:
         files.write_durably(folder / CONFIG, [(json.dumps(config, indent=2) + "\n").encode()])
@@ -206,6 +221,17 @@ def export_adapters(checkpoint: Checkpoint, out: Path) -> PeftReport:
     with files.storage_errors(out):
         files.publish_directory(out, fill)
     return PeftReport(out, class_name, len(ranks), len(tensors), lora.weights)
+
+
+def _is_of(name: str, modules: Collection[str]) -> bool:
+    """Whether a tensor belongs to one of these modules, or to a part of one."""
+    return any(name.startswith(f"{module}.") for module in modules)
+
+
+def _part(link: Link, name: str, ours: Mapping[str, Tensor]) -> Tensor:
+    """The tensor that has this name on disk, or repeats the first one under it."""
+    number = link.theirs.index(name) if name in link.theirs else 0
+    return link.layout.split(ours[link.ours])[number].contiguous()
 
 
 def _joined(
@@ -254,8 +280,11 @@ def import_adapters(folder: Path, out: Path, *, base: str | None = None) -> Peft
     kind, named = config.values.get("peft_type"), config.take("base_model_name_or_path", default=None, kind=str)
     if kind != "LORA":
         raise InputError(f"{file}: peft_type: found {kind!r}, expected 'LORA'")
-    if unread := [key for key in UNREAD if config.values.get(key)]:
+    config.ignore(*INERT, *READ)
+    if unread := config.left():
         raise InputError(f"{file}: {unread[0]}: tformer has no such adapters")
+    if unsaid := [key for key in ("r", "lora_alpha", "lora_dropout") if config.values.get(key, 0) is None]:
+        raise InputError(f"{file}: {unsaid[0]}: found null, expected a number")
     if (start := config.values.get("init_lora_weights")) not in KEEPING:
         hint = "write it by peft's save_pretrained(..., path_initial_model_for_weight_conversion=...)"
         raise InputError(f"{file}: init_lora_weights: {start} changes the base, expected adapters alone", hint=hint)
@@ -270,13 +299,13 @@ def import_adapters(folder: Path, out: Path, *, base: str | None = None) -> Peft
         raise InputError(told, hint="merge these first: tformer merge RUN --out NEW")
     section, architecture, class_name, links = _class_of(checkpoint)
     model = build_model(section, device="meta")
-    modules, matrices, state = modules_of(links, model), projections(model), model.state_dict()
+    modules, kept = modules_of(links, model), cache(partial(base_weights, checkpoint))
     grouped: dict[str, dict[str, Tensor]] = {}
     whole: dict[str, Tensor] = {}
     for key, tensor in each_tensor(weights):
         if not all_finite(tensor):
             raise NotFiniteError(f"{weights}: {key} holds NaN or infinity")
-        name = key.removeprefix(PREFIX)
+        name = key.removeprefix(PREFIX).replace(".base_layer.", ".")
         if match := KEY.fullmatch(name):
             grouped.setdefault(match[1], {})[match[2]] = tensor.float()
         else:
@@ -285,32 +314,38 @@ def import_adapters(folder: Path, out: Path, *, base: str | None = None) -> Peft
         raise InputError(
             f"{folder}: {class_name} of {checkpoint.path} has no matrix inside its layers for {unknown[0]} "
             f"({len(unknown)} of {len(grouped)})",
-            hint="the base must be of the class that the adapter was trained with; embeddings and outputs have none",
+            hint="the base must be of the class that the adapter was trained with; tables of tokens and outputs have "
+            "none: modules_to_save trains them in full",
         )
     if not grouped:
         raise InputError(f"{weights} has no tensor of an adapter")
-    linked = [link for link in links if set(link.theirs) <= whole.keys()]
-    expected = {name: part.shape for link in linked
-                for name, part in zip(link.theirs, link.layout.split(state[link.ours]), strict=True)}  # fmt: skip
-    if lost := sorted(whole.keys() - expected.keys()):
-        raise InputError(f"{weights}: {class_name} of {checkpoint.path} has no tensor {lost[0]}")
-    for name, shape in expected.items():
-        _require_shape(weights, name, whole[name], shape)
-    own, dora = to_ours(linked, whole), config.take("use_dora", default=False, kind=bool)
-    alphas, is_rslora = _alphas(config), config.take("use_rslora", default=False, kind=bool)
-    alpha, stated = config.positive("lora_alpha", default=8), config.size("r", default=8)
+    targets, saved = (config.take(key, default=[], kind=(list, str)) for key in ("target_modules", "modules_to_save"))
+    ends = tuple(f".{one}" for one in targets) if isinstance(targets, list) else ("",)
+    if targets and (strays := [path for path in grouped if not f".{path}".endswith(ends)]):
+        raise InputError(f"{file}: target_modules: expected {strays[0]} among them, which {WEIGHTS} has adapters of")
+    unsaved = [name for link in links for name in (*link.theirs, *link.also) if name not in whole]
+    if lost := sorted(name for name in unsaved if name.rpartition(".")[0].endswith(tuple(map(str, saved)))):
+        raise InputError(f"{weights} has no tensor {lost[0]}, which modules_to_save names")
+    section, own = _in_full(
+        section, architecture, class_name, whole, kept, told=f"{weights}: {class_name} of {checkpoint.path}"
+    )
+    model = build_model(section, device="meta")
+    matrices, dora = projections(model), config.take("use_dora", default=False, kind=bool)
+    is_rslora = config.take("use_rslora", default=False, kind=bool)
+    alpha, alpha_of = _by_module(config, "lora_alpha", "alpha_pattern", Config.positive)
+    stated, rank_of = _by_module(config, "r", "rank_pattern", Config.size)
     factor = math.sqrt if is_rslora else float
-    common, rank, scales = alpha / factor(stated), 0, {}
+    common, scales = alpha / factor(stated), {path: alpha_of(path) / factor(rank_of(path)) for path in grouped}
+    rank = max(map(rank_of, grouped))
     for path, each in grouped.items():
         module, rows = modules[path], len(modules[path].rows)
+        if f"{module.matrix}.weight" in own:
+            raise InputError(f"{weights} has an adapter of {path} and, in full, the matrix that it is a part of here")
         if odd := min({"lora_A", "lora_B", *(["lora_magnitude_vector"] if dora else [])} ^ each.keys(), default=None):
             raise InputError(f"{weights}: {path} has {'a' if odd in each else 'no'} {odd}, and use_dora is {dora}")
-        of_it = max(1, len(each["lora_A"]) if each["lora_A"].dim() else 0)
-        shapes = {"lora_A": (of_it, matrices[module.matrix][0].in_features), "lora_B": (rows, of_it)}
+        shapes = {"lora_A": (rank_of(path), matrices[module.matrix][0].in_features), "lora_B": (rows, rank_of(path))}
         for key, tensor in each.items():
             _require_shape(weights, f"{path}.{key}", tensor, shapes.get(key, (rows,)))
-        own_alpha = next((value for pattern, value in alphas if pattern.fullmatch(path)), alpha)
-        scales[path], rank = own_alpha / factor(of_it), max(rank, of_it)
     is_plain = set(scales.values()) == {common} and rank == stated
     chosen: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
     for path, each in grouped.items():
@@ -344,7 +379,7 @@ def import_adapters(folder: Path, out: Path, *, base: str | None = None) -> Peft
     tied = model.tied_names()
     needed = [name for name in model.state_dict() if name not in model.base_names and name not in tied]
     if set(needed) - own.keys():
-        own = checkpoint.weights() | own
+        own = kept() | own
     contents = CheckpointContents.derived(
         checkpoint,
         {name: own[name] for name in needed},
@@ -356,22 +391,65 @@ def import_adapters(folder: Path, out: Path, *, base: str | None = None) -> Peft
     return PeftReport(out, class_name, len(grouped), sum(map(len, grouped.values())) + len(whole))
 
 
-def _require_shape(file: Path, name: str, tensor: Tensor, expected: Sequence[int]) -> None:
+def _in_full(
+    base: Model,
+    architecture: Architecture,
+    class_name: str,
+    whole: dict[str, Tensor],
+    kept: Callable[[], Mapping[str, Tensor]],
+    *,
+    told: str,
+) -> tuple[Model, dict[str, Tensor]]:
+    """(model section, tformer's tensors) of the tensors on disk that were trained in full.
+
+    Where only one use of a tied table was, or the two differ, the section has two tables. kept: the base's weights.
+    """
+    section, model = base, build_model(base, device="meta")
+    links, tied = architecture.written(base, class_name)[0], model.tied_names()
+    if lost := sorted(whole.keys() - {name for link in links for name in (*link.theirs, *link.also)}):
+        raise InputError(f"{told} has no tensor {lost[0]}")
+    if base.tie.output and any(whole.keys() & {*link.theirs, *link.also} for link in links if link.also):
+        section = base.model_copy(update={"tie": base.tie.model_copy(update={"output": False})})
+        links, model = architecture.written(section, class_name)[0], build_model(section, device="meta")
+    linked, state = [link for link in links if whole.keys() & {*link.theirs, *link.also}], model.state_dict()
+    for link in linked:
+        needed = (*link.theirs, *link.also) if link.also else link.theirs[:1]
+        if lacking := [name for name in needed if name not in whole]:
+            one = min(whole.keys() & {*link.theirs, *link.also})
+            raise InputError(f"{told} has {one} and {lacking[0]} as one tensor, found the first alone")
+        if not set(link.theirs) <= whole.keys():  # such as the idle bias of an output
+            whole |= {name: _part(link, name, kept()) for name in link.theirs if name not in whole}
+        for name, part in zip(link.theirs, link.layout.split(state[link.ours]), strict=True):
+            _require_shape(told, name, whole[name], part.shape)
+    own = to_ours(linked, whole)
+    for head, table in tied.items() - model.tied_names().items():
+        pair = [own[name] for name in (head, table) if name in own]
+        if not pair or (len(pair) == 2 and torch.equal(*pair)):
+            return base, {name: each for name, each in own.items() if name != head}
+        if state[head].shape != state[table].shape:
+            raise InputError(f"{told} has {head} and {table} as one tensor, found one or two others")
+    return section, own
+
+
+def _require_shape(file: object, name: str, tensor: Tensor, expected: Sequence[int]) -> None:
     if tensor.shape != torch.Size(expected):
         raise InputError(f"{file}: {name} is {list(tensor.shape)}, expected {list(expected)}")
 
 
-def _alphas(config: Config) -> list[tuple[re.Pattern[str], float]]:
-    """The patterns of modules with an alpha of their own, each like a whole path or its end, from a dot on.
+def _by_module(
+    config: Config, key: str, patterns: str, take: Callable[..., Number]
+) -> tuple[Number, Callable[[str], Number]]:
+    """(the value of `key`, the value by the path of a module: that of the first pattern that is like its path or end).
 
     A pattern of peft may be any regular expression; none is run, as some take forever.
     """
-    patterns = Config(config.take("alpha_pattern", default={}, kind=dict), name=f"{config.name}: alpha_pattern")
+    stated = take(config, key, default=8)
+    own = Config(config.take(patterns, default={}, kind=dict), name=f"{config.name}: {patterns}")
     found = []
-    for key in patterns.values:
-        pieces = key.removeprefix("^").removesuffix("$").replace(r"\.", ".").split(".*")
+    for pattern in own.values:
+        pieces = pattern.removeprefix("^").removesuffix("$").replace(r"\.", ".").split(".*")
         if not all(re.fullmatch(r"[\w.-]*", piece) for piece in pieces):
-            raise InputError(f"{patterns.name}: found {key!r}, expected names of modules, with .* for any text")
-        start = "" if key.startswith("^") else r"(.*\.)?"
-        found.append((re.compile(start + fnmatch.translate("*".join(pieces))), patterns.positive(key, default=8)))
-    return found
+            raise InputError(f"{own.name}: found {pattern!r}, expected names of modules, with .* for any text")
+        start = "" if pattern.startswith("^") else r"(.*\.)?"
+        found.append((re.compile(start + fnmatch.translate("*".join(pieces))), take(own, pattern, default=8)))
+    return stated, lambda path: next((value for one, value in found if one.fullmatch(path)), stated)
