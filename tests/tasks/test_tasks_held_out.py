@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,13 @@ from tests.training.pair_makers import RECIPE as PAIRS
 from tests.training.pair_makers import english, german
 from tformer.data.sources.labelled import duplicate_keys
 from tformer.data.sources.tables import LabelledRow
+from tformer.evaluation.classifier import GivenRows
 from tformer.model import Transformer
+from tformer.recipe import list_presets, load_recipe
 from tformer.recipe.sections import Data, SourceSpec
 from tformer.support.errors import InputError
 from tformer.tasks import task_of
-from tformer.tasks.labelled import Parts
+from tformer.tasks.labelled import Parts, note_missing
 from tformer.training.display import Console
 from tformer.training.options import read_words
 from tformer.training.session import run_training
@@ -253,3 +256,66 @@ def test_near_duplicates_are_on_one_side_of_every_fold_and_split(
         if np.isin(numbers[parts.valid], numbers[parts.train]).any():  # a few texts are most of the rows
             plain = Parts.of(labels, Data(), name="data", rows=None)
             assert unit == "different texts" and np.array_equal(parts.valid, plain.valid)
+
+
+LAST = ("--set", "data.valid_split=last")
+SORTED: dict[str, tuple[str, Callable[[int], str], tuple[str, ...], str]] = {
+    # file, row of a number from 0 to 39, options of train, what validation lacks with the last rows
+    "csv": ("a.csv", lambda n: f"a text {n},{'wxyz'[n // 10]}", ("--arch", "bert"), "validation has no w, x, y"),
+    "scores": (
+        *("a.tsv", lambda n: f"a text {n}\t{n / 10}", ("--arch", "bert", "--objective", "regression")),
+        "validation has the scores 3.6 to 3.9, training 0 to 3.5",
+    ),
+    "several": (
+        *("a.tsv", lambda n: f"a text {n}\t{'wxyz'[n // 10]}|v", ("--arch", "bert", "--objective", "multi_label")),
+        "validation has no w, x, y",
+    ),
+    "tags": (
+        *("a.conll", lambda n: f"a{n} {'WXYZ'[n // 10]}\n", ("--arch", "bert", "--objective", "token_classification")),
+        "validation has no W, X, Y",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["images", *SORTED])
+def test_examples_in_the_order_of_their_labels_leave_no_class_out(
+    kind: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default; the last rows are held out where the user says so, with a warning and the fix."""
+    monkeypatch.chdir(tmp_path)
+    if kind == "images":
+        words, missing = ("--arch", "vit", "--data", write_images(tmp_path / "images", 20)), "validation has no dark"
+    else:
+        name, row, options, missing = SORTED[kind]
+        head = {"a.csv": "text,label\n", "a.tsv": "text\tscore\n"}.get(name, "")
+        (tmp_path / name).write_text(head + "".join(f"{row(n)}\n" for n in range(40)))
+        words = (*options, "--data", name, *(("--label-column", "score") if name == "a.tsv" else ()))
+    outcome = cli("train", *words, "--dry-run", "--max-steps", "1")
+    assert outcome.code == 0 and "caution: validation has" not in outcome.err, outcome.err
+    if kind == "tags":  # sentences have no label by which the last could be asked for
+        monkeypatch.setattr("tformer.tasks.tagged.divided", lambda sources, data: cut(sources))
+    outcome = cli("train", *words, "--dry-run", "--max-steps", "1", *(LAST if kind != "tags" else ()))
+    fix = "give more examples" if kind == "tags" else "--set data.valid_split=stratified"
+    [line] = [line for line in outcome.err.splitlines() if "caution: validation has" in line]
+    assert missing in line and fix in line
+
+
+def cut(sources: Any) -> tuple[GivenRows, GivenRows]:
+    rows = [row for source in sources for row in source.rows()]
+    return GivenRows(rows[:36]), GivenRows(rows[36:])
+
+
+def test_a_class_of_the_validation_data_alone_is_named() -> None:
+    notes = list[str]()
+    work = SimpleNamespace(note=notes.append)
+    recipe = SimpleNamespace(data=Data(labels=("a", "b", "c"), valid=(SourceSpec(path="v"),), valid_split="last"))
+    note_missing(recipe, np.array([0, 1]), np.array([1, 2]), work)  # type: ignore[arg-type]
+    note_missing(recipe, np.array([0, 2]), np.array([2, 0]), work)  # type: ignore[arg-type]
+    [line] = notes
+    assert line.startswith("caution: validation has no a; training has no c (") and "--valid" in line
+
+
+def test_no_preset_holds_out_the_last_of_labelled_examples() -> None:
+    for arch, names in list_presets().items():
+        for name in names:
+            assert load_recipe(arch=arch, preset=name).recipe.data.valid_split == "stratified"

@@ -54,7 +54,7 @@ class Images(Labelled):
         work.note(
             f"data: {len(train):,} training images, {len(valid):,} validation images, {len(train.label_names)} classes"
         )
-        return labelled_training(recipe, train, valid, context, tokenizer=None)
+        return labelled_training(recipe, train, valid, context, work, tokenizer=None)
 
     def survey(self, recipe: Recipe) -> Survey | None:
         images, side, channels = survey_images(recipe.data.train[0].path)

@@ -137,6 +137,28 @@ def split_labelled(samples: Any, data: Data) -> tuple[Any, Any]:
     return train, samples.subset(parts.valid)
 
 
+def note_missing(recipe: Recipe, train: np.ndarray, valid: np.ndarray, work: Work) -> None:
+    """Warn of classes that only one of training and validation has, and of scores that all lie beyond the others.
+
+    train, valid: the labels of each: int [N], bool [N, L], or scores (float [N]).
+    """
+    data, found = recipe.data, list[str]()
+    if np.issubdtype(train.dtype, np.floating):
+        if valid.min() > train.max() or valid.max() < train.min():
+            ranges = [f"{each.min():.4g} to {each.max():.4g}" for each in (valid, train)]
+            found.append(f"validation has the scores {ranges[0]}, training {ranges[1]}")
+    else:
+        ours, theirs = (np.flatnonzero(each.any(0) if each.ndim == 2 else np.bincount(each)) for each in (train, valid))
+        for part, missing in (("validation", np.setdiff1d(ours, theirs)), ("training", np.setdiff1d(theirs, ours))):
+            if len(missing):
+                found.append(f"{part} has no {listed([data.labels[number] for number in missing], MOST_LABELS)}")
+    if found:
+        is_last = data.valid_split == "last" and not data.valid
+        fix = "--set data.valid_split=stratified holds out a share of every label"
+        fix = fix if is_last else "give more examples of it, or other validation data with --valid"
+        work.note(f"caution: {'; '.join(found)} ({fix})")
+
+
 def require_its_classes(recipe: Recipe, names: Sequence[str]) -> None:
     """Raise InputError for a best_metric of two classes where there are others."""
     if recipe.training.best_metric == "f1_binary" and len(names) != 2:
@@ -155,10 +177,18 @@ def labels_note(recipe: Recipe, names: Sequence[str], look: Look | None) -> str:
 
 
 def labelled_training(
-    recipe: Recipe, train: Any, valid: Any, context: ObjectiveContext, *, samples_key: str = "", **facts: Any
+    recipe: Recipe,
+    train: Any,
+    valid: Any,
+    context: ObjectiveContext,
+    work: Work,
+    *,
+    samples_key: str = "",
+    **facts: Any,
 ) -> TrainingData:
     """The data of a training on labelled texts or images. samples_key: of large files, behind the fingerprint."""
     kind, names = label_kind_of(recipe), recipe.data.labels
+    note_missing(recipe, train.labels, valid.labels, work)
     return TrainingData(
         recipe=recipe,
         samples=train,
@@ -244,6 +274,7 @@ class Labelled(Task):
             rows,
             valid,
             _context(recipe, tokenizer, counts),
+            work,
             samples_key="".join(source.samples() for source in (*sources, *valid_sources)),
             tokenizer=tokenizer,
             label_mean=float(np.mean(rows.labels)) if index is None else None,

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tformer.data.shards.labelled_tokens import labels_of
 from tformer.data.shards.marked_tokens import UNMARKED, MarkedTokens, tokenize_tagged
 from tformer.data.sources.labelled import LabelIndex, LabelledSource, collect_labels, matching_names
 from tformer.data.sources.tables import LabelledRow, TaggedRow
@@ -40,7 +41,7 @@ from tformer.tasks.base import (
     share_of_training,
 )
 from tformer.tasks.baselines import baselines_on_own_data, constant_baselines
-from tformer.tasks.labelled import Parts, tokenizer_texts
+from tformer.tasks.labelled import Parts, note_missing, tokenizer_texts
 from tformer.tasks.tokenizers import obtain_tokenizer, text_context
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import QUIET, Work
@@ -108,10 +109,7 @@ class Tagged(Task):
 
     def baselines(self, recipe: Recipe, train: MarkedTokens, valid: MarkedTokens) -> Baselines:
         """The most frequent tag for every word."""
-        rows: Any = train.rows, valid.rows
-        marks = [np.concatenate([row.marks for row in part]) for part in rows]
-        labels = (each[each != UNMARKED] for each in marks)
-        found = constant_baselines("classes", recipe.data.labels, *labels)["constant"]
+        found = constant_baselines("classes", recipe.data.labels, _tags_of(train), _tags_of(valid))["constant"]
         return {"constant": {name: found[name] for name in ("guess", "scores", "loss", "accuracy")}}
 
     def row_of(self, given: GivenExample) -> LabelledRow:
@@ -145,6 +143,8 @@ class Tagged(Task):
         valid = self._tokenized(recipe, valid_sources or [held_out], tokenizer, work)
         work.note_all(*sources, *valid_sources, train, valid)
         work.note(f"data: {len(train):,} training examples, {len(valid):,} validation examples")
+        if recipe.data.labels:
+            note_missing(recipe, _tags_of(train), _tags_of(valid), work)
         context = text_context(recipe, tokenizer)
         objective = build_objective(recipe.objectives, context)
         return TrainingData(
@@ -192,6 +192,13 @@ class Tagged(Task):
             return self.tokens(recipe, sources, tokenizer, part)
 
 
+def _tags_of(samples: MarkedTokens) -> np.ndarray:
+    """int64 [number of words]: the tags."""
+    rows: Any = samples.rows
+    marks = np.concatenate([row.marks for row in rows])
+    return marks[marks != UNMARKED]
+
+
 def words_of_no_entity(row: TaggedRow) -> int:
     """The number of words in a sentence of BILOU that are tagged but in no whole entity, as in one of BIO."""
     whole = sum(end - first for _, first, end in entities(row.tags, "bilou"))
@@ -202,6 +209,8 @@ def divided(sources: Sequence[LabelledSource], data: Data) -> tuple[GivenRows, G
     """(rows to train on, held-out rows), divided before they are tokenized: windows of a question stay together."""
     rows: list[Any] = [row for source in sources for row in source.rows()]
     name, key = sources[0].name, " ".join(source.fingerprint() for source in sources)
-    parts = Parts.of(np.zeros(len(rows), dtype=np.float32), data, name=name, rows=rows)
+    labels = labels_of(rows, None, numeric=True)
+    assert labels is not None
+    parts = Parts.of(labels, data, name=name, rows=rows)
     kept, held_out = ([rows[number] for number in part.tolist()] for part in (parts.train, parts.valid))
     return GivenRows(kept, name, f"{key} {len(kept)}"), GivenRows(held_out, name, f"{key} {len(held_out)}")

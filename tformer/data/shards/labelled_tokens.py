@@ -16,7 +16,7 @@ from tformer.data.shards.corpus import Example
 from tformer.data.shards.template import Ragged, assemble, pair_template, single_template, text_room
 from tformer.data.shards.token_files import in_batches, token_dtype
 from tformer.data.sources.labelled import LabelIndex
-from tformer.data.sources.tables import LabelledRow, RowSource
+from tformer.data.sources.tables import LabelledRow, RowSource, TaggedRow
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.pieces import Truncation
@@ -162,12 +162,23 @@ def groups_of(rows: Sequence[LabelledRow]) -> np.ndarray | None:
 
 
 def labels_of(rows: Sequence[LabelledRow], index: LabelIndex | None, *, numeric: bool) -> np.ndarray | None:
-    """The labels of all rows as numbers; None where they have none (no index, not numeric)."""
+    """The labels of all rows as numbers; None where they have none (no index, not numeric).
+
+    Of words with tags, bool [N, L]: which tags a row has.
+    """
     if index is None and not numeric:
         return None
     for row in rows:
         if row.label is None:
             raise InputError(f"{row.place}: no label")
+    if tags := {tag for row in rows if isinstance(row, TaggedRow) for tag in row.tags}:
+        numbers, flags = (
+            {tag: number for number, tag in enumerate(sorted(tags))},
+            np.zeros((len(rows), len(tags)), bool),
+        )
+        for own, row in zip(flags, rows, strict=True):
+            own[[numbers[tag] for tag in getattr(row, "tags", ())]] = True
+        return flags
     if index is None:
         return np.array([float(row.label or 0) for row in rows], dtype=np.float32)
     return index.encode_all([row.label or "" for row in rows], [row.place for row in rows])
