@@ -190,5 +190,16 @@ def test_interruption_leaves_the_rest_undone():
 def test_wrong_outputs_come_with_the_surest_first():
     made = [("a", -3.0), ("B", -1.0), ("c", -0.5), ("d", -2.0)]
     translations = [Translation(text, (), score, score, "eos") for text, score in made]
-    outputs = Outputs(["s"] * 4, ["x", "b", "c", "y"], translations)
+    outputs = Outputs(["s"] * 4, ["x", "b", "c", "y"], translations, ["x", "b", "c", "y"])
     assert wrong_outputs(outputs) == [1, 3, 0] and wrong_outputs(outputs, lowercase=True) == [3, 0]
+
+
+def test_whole_sequences_are_compared_as_the_model_writes_them():
+    """A tokenizer of words writes "vida." for "vida .": that is right, and no mistake; an unknown word stays one."""
+    options = TokenizerOptions(model="word", template="seq2seq", min_frequency=1)
+    words = train_tokenizer(lambda: iter(["la vida .", "el sol ."]), options)
+    outputs = [Translation(text, (), 0.0, 0.0, "eos") for text in ("la vida.", "el sol.", "el")]
+    references = ["la vida .", "el sol .", "el otro"]
+    found = Outputs(["s"] * 3, references, outputs, list(map(words.written, references)))
+    assert wrong_outputs(found) == [2]
+    assert output_metrics(found, pairs_of())["sequence_accuracy"] == pytest.approx(2 / 3)

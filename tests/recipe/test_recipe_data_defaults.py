@@ -316,3 +316,15 @@ def test_the_choice_is_kept_in_the_run_and_never_made_again(tmp_path: Path) -> N
     rows_file(tmp_path / "rows.tsv", 40_000)
     again = find_start(TrainOptions(arch="bert", resume=True, out=out))
     assert again.recipe == first.recipe and not any("chosen from" in note for note in again.notes)
+
+
+def test_words_are_tokens_only_where_decoding_gives_the_texts_back(tmp_path: Path) -> None:
+    """Toy translations whose sentences end in " .": words would be written as "vida."."""
+    for name, end in (("plain", ""), ("ended", " .")):
+        rows = (f"life {number % 9}{end}\tla vida {number % 9}{end}\n" for number in range(400))
+        (tmp_path / f"{name}.tsv").write_text("source\ttarget\n" + "".join(rows))
+    kinds = {}
+    for name in ("plain", "ended"):
+        options = TrainOptions(arch="transformer", data=(str(tmp_path / f"{name}.tsv"),), max_steps=1)
+        kinds[name] = find_start(options).recipe.tokenizer.train.model
+    assert kinds == {"plain": "word", "ended": "bpe"}

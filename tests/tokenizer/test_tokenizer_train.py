@@ -11,10 +11,21 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tformer.support.errors import InputError, Interrupted
 from tformer.tokenizer import TokenizerOptions, train, train_tokenizer
-from tformer.tokenizer.train import CHUNK_CHARACTERS, EvenSample, Feed, chunks, train_with_facts, utf8_length
+from tformer.tokenizer.train import (
+    CHUNK_CHARACTERS,
+    LONGEST_CHUNK,
+    EvenSample,
+    Feed,
+    chunks,
+    first_that_gives_back,
+    train_with_facts,
+    utf8_length,
+)
 from tformer.workers.work import Work
 
 
@@ -81,13 +92,48 @@ def test_a_known_size_saves_the_first_reading():
     assert readings == 3
 
 
-def test_chunks_are_small_whole_and_cut_at_white_space():
-    text = "word " * 10_000 + "x" * 50_000 + " tail"
+def test_chunks_are_small_whole_and_cut_before_white_space():
+    text = "word " * 10_000 + "x" * 50_000 + " tail " + "y" * 300_000
     pieces = list(chunks(text))
     assert "".join(pieces) == text
-    assert max(map(len, pieces)) <= CHUNK_CHARACTERS
-    assert pieces[0].endswith(" ")
+    assert max(map(len, pieces[:3])) <= CHUNK_CHARACTERS and max(map(len, pieces)) == LONGEST_CHUNK
+    assert pieces[1].startswith(" word") and pieces[0].endswith("word")
     assert list(chunks("")) == []
+
+
+KINDS = {
+    **{kind: {"model": kind} for kind in ("byte-bpe", "bpe", "wordpiece", "unigram", "word", "char")},
+    "gpt-2": {"pre_tokenization": "gpt-2"},
+    "normalized": {"unicode": "nfkc", "lowercase": True, "strip_accents": True, "digits": True},
+}
+PARTS = ("the", "fox", "it's", "12", "e\u0301", "\u0308", "日本", "。", "[CLS]", "--", "x" * 120, "\x1c", "\x00")
+SPACES = (" ", " ", "", "  ", "\n", "\n\n", "\r\n", "\t", "\n\u3000\u3000", "\u3000", " " * 150, "\x0b", "\x85")
+
+
+@pytest.mark.property
+@pytest.mark.parametrize("name", KINDS)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.sampled_from(PARTS), st.sampled_from(SPACES)), min_size=10, max_size=60))
+def test_chunks_have_the_tokens_of_the_whole_text(make, name: str, parts: list[tuple[str, str]]) -> None:
+    tokenizer, whole = make(**KINDS[name]), "".join(map("".join, parts))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "CHUNK_CHARACTERS", 20)
+        pieces = list(chunks(whole))
+    assert "".join(pieces) == whole
+    assert [token for ids in map(tokenizer.encode, pieces) for token in ids] == tokenizer.encode(whole)
+
+
+def test_the_report_counts_the_tokens_of_the_whole_text() -> None:
+    text = "".join(f"{number} small words of one document " for number in range(4000))
+    tokenizer, facts = train_with_facts(lambda: iter([text]), TokenizerOptions(vocab_size=400))
+    texts = [*facts.trained_sample, *facts.unseen_sample]
+    assert len(texts) > 5 and sum(map(len, map(tokenizer.encode, texts))) == len(tokenizer.encode(text))
+
+
+@pytest.mark.parametrize("text", ["la vida .", "a,b", "( x )", "say  it"])
+def test_a_kind_that_does_not_give_texts_back_is_not_chosen(text: str) -> None:
+    assert first_that_gives_back(["jump twice", "la vida", "go, then stop."], ("word", "bpe")) == "word"
+    assert first_that_gives_back(["jump twice", text], ("word", "bpe")) == "bpe"
 
 
 def test_even_sample_is_spread_and_bounded():

@@ -90,6 +90,7 @@ class Translator:
     """A model, or an ensemble of models with averaged probabilities, that translates texts.
 
     Attributes:
+        target_tokenizer: of the translations.
         reader: makes sentences of texts; for callers that check texts ahead.
     """
 
@@ -131,7 +132,7 @@ class Translator:
         if isinstance(settings, BeamSettings):
             ends["counted_start"] = len(target.prefix) - 1
         self._settings, self._alignments, self._coverage = replace(settings, **ends), alignments, coverage_penalty
-        self._models, self._tokenizer, self._target = list(models), target_tokenizer, target
+        self._models, self.target_tokenizer, self._target = list(models), target_tokenizer, target
         self._on_read = on_read
         self._suppressed = suppressed_tokens(
             target_tokenizer.special, target, eos=target.eos, suppressed=settings.suppress_tokens
@@ -253,7 +254,7 @@ class Translator:
         return [[*self._target.prefix, *sentence.prefix] for sentence in sentences]
 
     def _text(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode([token for token in ids if token not in self._settings.ends])
+        return self.target_tokenizer.decode([token for token in ids if token not in self._settings.ends])
 
     # --- beam search --------------------------------------------------------------------------------------------------
 
@@ -265,7 +266,7 @@ class Translator:
         stepper = EnsembleStepper(
             [
                 ModelStepper(
-                    model, starts, sources=sources, capacity=max(limits), vocab_size=self._tokenizer.vocab_size
+                    model, starts, sources=sources, capacity=max(limits), vocab_size=self.target_tokenizer.vocab_size
                 )
                 for model in self._models
             ]
@@ -328,7 +329,7 @@ class Translator:
             replace(settings, logprobs=True, max_new_tokens=longest, min_new_tokens=shortest),
             sources=[sentence.source or (0,) for sentence in sentences],
             limits=[sentence.limit for sentence in sentences],
-            tokenizer=self._tokenizer,
+            tokenizer=self.target_tokenizer,
             num_start=len(self._target.prefix),
             suppressed=self._suppressed,
             should_stop=should_stop,

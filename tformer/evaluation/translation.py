@@ -28,11 +28,12 @@ COMPARED_CHARACTERS = 1 << 18  # of a reference: BLEU and chrF take up to 300 by
 
 @dataclass(frozen=True)
 class Outputs:
-    """Sources, references and the best translation of each pair."""
+    """Sources, references and the best translation of each pair; targets: the references as the model writes them."""
 
     sources: list[str]
     references: list[str]
     translations: list[Translation]
+    targets: list[str]
 
     @property
     def texts(self) -> list[str]:
@@ -82,6 +83,7 @@ def output_metrics(
     options: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase}
     compared = [reference[:COMPARED_CHARACTERS] for reference in outputs.references]
     metrics = translation_metrics(outputs.texts, compared, **options)
+    metrics["sequence_accuracy"] = sequence_accuracy(outputs.texts, outputs.targets, lowercase=lowercase)
     for task in pairs.named_tasks:
         texts, references = ([side[n] for n in pairs.of_task(task)] for side in (outputs.texts, compared))
         metrics[f"bleu.{task}"] = bleu(texts, references, **options).score
@@ -105,7 +107,8 @@ def translate_pairs(translator: Translator, pairs: PairTokens, *, batch_size: in
     found = translator.translate(
         sources, batch_size=batch_size, should_stop=work.should_stop, on_text=count, too_long="cut", worker=work.worker
     )
-    return Outputs(sources, references, [translations[0] for translations in found])
+    targets = [translator.target_tokenizer.written(reference) for reference in references]
+    return Outputs(sources, references, [translations[0] for translations in found], targets)
 
 
 def translation_metrics(
@@ -128,7 +131,7 @@ def translation_metrics(
 
 def wrong_outputs(outputs: Outputs, *, lowercase: bool = False) -> list[int]:
     """Indices of the pairs with an output that differs from the reference, sorted by decreasing score of the output."""
-    pairs = zip(outputs.texts, outputs.references, strict=True)
+    pairs = zip(outputs.texts, outputs.targets, strict=True)
     wrong = [
         index for index, (text, reference) in enumerate(pairs) if not same_text(text, reference, lowercase=lowercase)
     ]

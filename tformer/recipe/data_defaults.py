@@ -16,6 +16,7 @@ from typing import Any
 
 from tformer.recipe.overrides import Origin
 from tformer.support.formatting import plural
+from tformer.tokenizer.options import TokenizerModel
 
 CHOSEN = Origin("chosen by the data", "")
 MAX_SURVEYED = 500_000
@@ -57,6 +58,7 @@ class PairSurvey:
     """Number of sources with their targets, and the mean words and characters of the longer side.
 
     distinct_words: of both sides, counted up to one more than `FORMAL_WORDS`.
+    word_tokens: the first of `WORD_TOKENS` that gives the texts back.
     tags: the distinct tags in the last source column where there are several columns, as in V;PAST;3;SG.
     """
 
@@ -65,6 +67,7 @@ class PairSurvey:
     mean_characters: float
     distinct_words: int
     tags: tuple[str, ...] = ()
+    word_tokens: TokenizerModel = "word"
     kind = "pairs"
 
     def __str__(self) -> str:
@@ -204,6 +207,8 @@ def _tags(survey: TagSurvey) -> DataChoice:
 
 FORMAL_WORDS = 500
 """Maximum number of distinct words of a language of commands, digits or symbols."""
+WORD_TOKENS: tuple[TokenizerModel, ...] = ("word", "bpe")
+"""Tokenizers whose tokens are the words of such a language; words lose the space in "3 ." or "a,b"."""
 FORMAL_USES = 20
 """Minimum number of pairs for each distinct word of such a language."""
 
@@ -248,7 +253,8 @@ def _formal_pairs(survey: PairSurvey) -> DataChoice:
         survey,
         "dates",
         {
-            "tokenizer.train.model": ("word", f"{survey.distinct_words:,} words as tokens"),
+            "tokenizer.train.model": (survey.word_tokens, f"{survey.distinct_words:,} words as tokens"),
+            "tokenizer.train.min_frequency": (1, ""),
             "training.max_steps": (steps, f"{steps:,} steps"),
             "training.eval_every": (-(-steps // 4), ""),
             "training.save_every": (-(-steps // 4), ""),

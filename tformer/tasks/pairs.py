@@ -45,6 +45,7 @@ from tformer.recipe.data_defaults import (
     FORMAL_WORDS,
     MAX_SURVEYED,
     MOST_TAGS,
+    WORD_TOKENS,
     PairSurvey,
     Survey,
     tags_of,
@@ -75,6 +76,7 @@ from tformer.tasks.continuations import PAIR_OPTIONS, score_lines, score_report
 from tformer.tasks.sequence_teacher import translate_sources, weights_digest
 from tformer.tasks.tokenizers import LEFT_OUT, Texts, decoder_context, obtain_tokenizers
 from tformer.tokenizer import Tokenizer
+from tformer.tokenizer.train import first_that_gives_back
 from tformer.workers.work import ShouldStop, Work
 
 DECODED_TOKEN = 3.0  # positions of a forward pass that cost as much as a decoded token, which is computed alone
@@ -84,6 +86,7 @@ BATCH_TOKENS = 4096  # of the longer side, for the loss
 BATCH_SENTENCES = 32  # decoded at a time
 SAMPLE_PAIRS = 2  # shown after each validation
 MOST_TER_WORDS = 1000  # of a reference: TER takes the third power of their number
+SURVEYED_TEXTS = 2000  # which a tokenizer that is chosen for them must give back
 SHOWN_PAIRS = 20  # of which the shortest source is the example of a first command
 SIGNED = ("bleu", "chrf", "ter")
 
@@ -178,8 +181,10 @@ class Pairs(Task):
         sources = open_pairs(data.train, columns=data.columns, reading=data.reading)
         rows = islice((row for source in sources for row in source.rows()), MAX_SURVEYED)
         may_have_tags = any("," in str(side) for source in sources for side, _ in source.columns)
-        sides, known, tags, tagged = [], set[str](), set[str](), 0
+        sides, known, tags, tagged, texts = [], set[str](), set[str](), 0, list[str]()
         for row in rows:
+            if len(texts) < SURVEYED_TEXTS:
+                texts += (row.source, row.target)
             sides.append([(words_of(text), len(text)) for text in (row.source, row.target)])
             if len(known) <= FORMAL_WORDS:
                 known.update(row.source.split(), row.target.split())
@@ -192,7 +197,9 @@ class Pairs(Task):
         distinct = min(len(known), FORMAL_WORDS + 1)
         if not may_have_tags or tagged < len(sides) / 2 or len(tags) > len(sides) / FORMAL_USES:
             tags.clear()
-        return PairSurvey(len(sides), float(words), float(characters), distinct, tuple(sorted(tags)))
+        kinds = WORD_TOKENS if distinct <= FORMAL_WORDS else WORD_TOKENS[:1]
+        word_tokens = first_that_gives_back(texts, kinds)
+        return PairSurvey(len(sides), float(words), float(characters), distinct, tuple(sorted(tags)), word_tokens)
 
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
         """A source, with the prefix of the run's task, and its target; without a target the source is its own."""

@@ -323,6 +323,11 @@ class Tokenizer:
         text: str = self._call(self._rust.decode, shown, skip_special_tokens=skip_special)
         return text.strip() if self._sentences is not None and self._sentences.trims else text
 
+    def written(self, text: str) -> str:
+        """The text as a model writes it: encoded and decoded; unchanged where it has unknown tokens."""
+        ids = self.encode(text)
+        return text if self.special.unk in ids else self.decode(ids)
+
     def stream(self, *, skip_special: bool = True) -> StreamDecoder:
         """A decoder for single ids that never returns part of a character."""
         if self._table is not None:

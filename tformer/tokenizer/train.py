@@ -11,11 +11,12 @@ and wordpiece at random where that order matters; they are counted and ordered h
 from __future__ import annotations
 
 import json
+import re
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -24,6 +25,7 @@ from tokenizers import Tokenizer as RustTokenizer
 
 from tformer.support.errors import InputError, Interrupted, TformerError
 from tformer.tokenizer.options import TokenizerModel, TokenizerOptions
+from tformer.tokenizer.pieces import PIECE_LIMIT
 from tformer.tokenizer.pipeline import (
     SPACE,
     build_normalizer,
@@ -42,6 +44,7 @@ from tformer.tokenizer.unigram import most_frequent, train_pieces
 from tformer.workers.work import QUIET, Work
 
 CHUNK_CHARACTERS = 16_384
+LONGEST_CHUNK = PIECE_LIMIT  # of text without a place to cut, in characters
 UNSEEN_EVERY = 50  # one in this number of chunks is withheld from training, to report on unseen text
 REPORT_BYTES = 1_000_000
 
@@ -51,13 +54,25 @@ def utf8_length(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", errors="surrogatepass"))
 
 
+_WORD = r"[ \t\n\r\u3000](?=\S)"  # not \s: wordpiece joins what other control characters separate
+_LAST_WORD, _NEXT_WORD = re.compile(f".+(?={_WORD})", re.DOTALL), re.compile(_WORD)
+
+
 def chunks(text: str) -> Iterator[str]:
-    """The text in pieces of at most CHUNK_CHARACTERS, cut after white space where there is some."""
+    """The text in pieces of about CHUNK_CHARACTERS, which have the tokens of the whole text.
+
+    They are cut before the last white space before a word: there the pre-tokenizers of all kinds begin a new word, and
+    no normalizer joins the sides. Without such a place a piece ends after LONGEST_CHUNK characters.
+    """
     start = 0
     while len(text) - start > CHUNK_CHARACTERS:
         end = start + CHUNK_CHARACTERS
-        cut = max(text.rfind("\n", start, end), text.rfind(" ", start, end)) + 1
-        end = cut if cut > start else end
+        if before := _LAST_WORD.match(text, start, end):
+            end = before.end()
+        elif after := _NEXT_WORD.search(text, end - 1, start + LONGEST_CHUNK):
+            end = after.start()
+        else:
+            end = start + LONGEST_CHUNK
         yield text[start:end]
         start = end
     if start < len(text):
@@ -352,9 +367,24 @@ def _check_lossless(tokenizer: Tokenizer, feed: Feed) -> None:
             )
     if tokenizer.kind == "char":
         for text in feed.trained.texts:
-            decoded = tokenizer.decode(tokenizer.encode(text))  # added tokens are as the text has them
-            if tokenizer.normalize(decoded) != tokenizer.normalize(text):
+            if not gives_back(tokenizer, text):
                 raise TformerError(f"the char tokenizer is not lossless on its own training text: {text[:80]!r}")
+
+
+def gives_back(tokenizer: Tokenizer, text: str) -> bool:
+    """Whether decoding restores a text, up to the tokenizer's normalization."""
+    decoded = tokenizer.decode(tokenizer.encode(text))  # added tokens are as the text has them
+    return tokenizer.normalize(decoded) == tokenizer.normalize(text)
+
+
+def first_that_gives_back(texts: Sequence[str], kinds: Sequence[TokenizerModel]) -> TokenizerModel:
+    """The first of the kinds that, trained on these texts, restores each of them; the last one where none does."""
+    for kind in kinds[:-1]:
+        options = TokenizerOptions(model=kind, template="seq2seq", min_frequency=1)
+        tokenizer = train_tokenizer(lambda: iter(texts), options)
+        if all(gives_back(tokenizer, text) for text in texts):
+            return kind
+    return kinds[-1]
 
 
 # Texts that show what a tokenizer does not preserve.
