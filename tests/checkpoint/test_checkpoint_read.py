@@ -7,11 +7,14 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from tests.checkpoint.conftest import TOKENIZER, save, steps, tree, weights_at
+from tformer.checkpoint import catalog
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.resolve import newest_checkpoint, resolve_checkpoint
 from tformer.checkpoint.run import RunDirectory
@@ -101,6 +104,25 @@ def test_keeps_the_last_k_and_the_best(run: RunDirectory) -> None:
     assert (run.checkpoints_path / "latest").read_text() == "step-00000007\n"
     save(run, 8, score=0.5, keep_last=2)
     assert steps(run) == [7, 8] and run.best() == run.latest()
+
+
+def test_of_equal_scores_the_lower_loss_is_best(run: RunDirectory) -> None:
+    """A checkpoint that does not say its loss, as those of earlier versions, comes after one that does."""
+    for step, (score, loss) in enumerate([(0.0, None), (0.0, 3.0), (-1.0, 9.0), (-1.0, 2.0), (-1.0, 4.0)], start=1):
+        save(run, step, score=score, loss=loss, keep_last=9)
+    bests = [catalog.best(run.checkpoints()[:count]) for count in range(1, 6)]
+    assert [best and best.step for best in bests] == [1, 2, 3, 4, 4]
+    assert (run.checkpoints_path / "best").read_text() == "step-00000004\n"
+
+
+def test_numbers_of_numpy_in_a_checkpoint_are_written_as_pythons(run: RunDirectory) -> None:
+    number: Any = np.float32
+    path = save(run, 1, score=number(1.5), loss=number("nan"), trainer={"step": np.int64(1), "is": np.bool_(True)})
+    found = read_checkpoint(path)
+    assert (found.manifest.score, found.manifest.loss, found.trainer) == (1.5, None, {"step": 1, "is": True})
+    run.write_environment({"count": np.int64(3)})
+    run.append_metrics({"step": np.int64(1), "final": np.bool_(True), "loss": torch.tensor(2.0)})
+    assert run.environment() == {"count": 3} and list(run.metrics()) == [{"step": 1, "final": True, "loss": 2.0}]
 
 
 def test_of_equal_scores_the_earlier_is_best(run: RunDirectory) -> None:

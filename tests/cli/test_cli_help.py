@@ -19,6 +19,7 @@ from tests.end_to_end.test_e2e_help import COMMANDS
 from tformer.cli.app import FIRST_STEPS, help_page
 from tformer.cli.command import examples, takes_options
 from tformer.cli.help import COMMON_EXAMPLES, Page
+from tformer.objectives import OBJECTIVES
 from tformer.support.options import Device, Panel, argument, facts_of, option
 from tformer.training.options import Key, TrainOptions
 
@@ -204,6 +205,12 @@ def test_help_takes_few_starts_of_an_empty_python(words: str, most: int, tmp_pat
     pairs = [(cpu_seconds(["-c", "pass"], environment), cpu_seconds(command, environment)) for _ in range(7)]
     empty, took = (statistics.median(times) for times in zip(*pairs, strict=True))
     assert took <= most * empty, f"{took / empty:.1f} starts of an empty Python"
+
+
+def test_the_objectives_in_the_help_of_train_are_those_of_their_table(cli: Callable[..., Any]) -> None:
+    shown = " ".join(cli("train", "--help").out.split())
+    [names] = re.findall(r"--objective NAME ([^.]+)\.", shown)
+    assert sorted(names.split(", ")) == sorted(OBJECTIVES)
 
 
 @pytest.mark.parametrize("words", ["--help", "--version", "train --help", "runs --help", "bench train --help-all"])

@@ -526,6 +526,7 @@ report({
     "held_out": json.loads(succeed("evaluate", "run", "--json")),
     "inspected": json.loads(succeed("inspect", "run", "--json")),
     "written": json.loads(succeed("generate", "run", "--prompt", "the quick [MASK] fox", "--json")),
+    "help": succeed("train", "--help"),
 })
 """
 
@@ -550,6 +551,7 @@ def test_one_file_and_one_row_make_an_objective(tmp_path: Path) -> None:
         assert {"loss", "accuracy", "perplexity"} <= found[name].keys()
     assert "distillation" in (tmp_path / "student" / "metrics.jsonl").read_text()
     assert found["inspected"]["parameters"] and len(found["written"]["masks"]) == 1
+    assert " word_order" in found["help"]
 
 
 # --- images: a stem, a pooling and a change of training images --------------------------------------------------------

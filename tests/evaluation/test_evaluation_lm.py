@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,14 +15,25 @@ from hypothesis import strategies as st
 from tformer.build import build_model
 from tformer.data.batching.windows import restarting_positions
 from tformer.data.shards.corpus import TokenCorpus
-from tformer.evaluation.lm import batches, combine_validation, evaluate_lm, isolates_documents, load_batch, windows
+from tformer.evaluation import lm
+from tformer.evaluation.lm import batches, combine_validation, isolates_documents, load_batch, windows
 from tformer.nn.losses import IGNORED_LABEL
+from tformer.objectives.base import ObjectiveContext
+from tformer.objectives.causal_lm import CausalLm, CausalLmOptions
 from tformer.recipe.model import Model
 from tformer.recipe.sections import Data
 from tformer.support.errors import InputError
+from tformer.tokenizer.special import SpecialIds
 from tformer.workers.work import Work
 
 VOCAB = 19
+
+
+def objective_of(**options):
+    return CausalLm(CausalLmOptions(**options), ObjectiveContext(SpecialIds(), seq_len=8))
+
+
+evaluate_lm = partial(lm.evaluate_lm, objective=objective_of())
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +78,25 @@ def test_the_result_equals_a_plain_loop(model, num_tokens):
     assert result["loss"] == pytest.approx(loss, abs=1e-5)
     assert result["accuracy"] == pytest.approx(accuracy)
     assert result["tokens"] == num_tokens - 1
+
+
+@pytest.mark.parametrize(
+    "options", [{"label_smoothing": 0.2}, {"z_loss": 0.1}, {"weight": 0.5}, {"label_smoothing": 0.1, "weight": 2.0}]
+)
+def test_the_loss_is_that_of_the_objective_and_perplexity_that_of_the_tokens(model, options):
+    corpora, objective = [corpus_of(50), corpus_of(20)], objective_of(**options)
+    parts = [evaluate_lm(model, corpus, objective=objective, seq_len=8, batch_size=4) for corpus in corpora]
+    plain = [evaluate_lm(model, corpus, seq_len=8, batch_size=4) for corpus in corpora]
+    for part, other, corpus in zip(parts, plain, corpora, strict=True):
+        batch = [load_batch(corpus, [window]) for window in windows(len(corpus), 8, 8)]
+        with torch.no_grad():
+            terms = [objective.loss(model, each).terms["lm"] for each in batch]
+        expected = objective.options.weight * sum(float(term.sum) for term in terms) / (len(corpus) - 1)
+        assert part["loss"] == pytest.approx(expected, rel=1e-5) != pytest.approx(other["loss"], rel=1e-3)
+        assert {**part, "loss": 0, "tokens_per_second": 0} == {**other, "loss": 0, "tokens_per_second": 0}
+    together, other = combine_validation(parts), combine_validation(plain)
+    assert together["loss"] == pytest.approx(sum(part["loss"] * part["tokens"] for part in parts) / 68)
+    assert together["perplexity"] == pytest.approx(other["perplexity"])
 
 
 def test_perplexity_and_bits_per_byte_follow_from_the_loss(model):
@@ -184,7 +215,7 @@ def test_figures_of_several_texts_are_those_of_their_sums(model):
 
 def test_a_part_that_is_predicted_perfectly_still_counts_its_bytes():
     part = {"loss": 0.0, "accuracy": 1.0, "bits_per_byte": 0.0, "tokens": 10, "bytes": 30, "tokens_per_second": 5.0}
-    other = part | {"loss": 1.0, "accuracy": 0.0, "bytes": 10}
+    other = part | {"loss": 1.0, "bits_per_byte": 1 / math.log(2), "accuracy": 0.0, "bytes": 10}
     assert combine_validation([part, other])["bits_per_byte"] == pytest.approx(10 / math.log(2) / 40)
 
 

@@ -22,6 +22,7 @@ from tformer.inside.tokens import TokenReport, read_tokens, segments
 from tformer.loading import Loaded
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.support.errors import InputError
+from tformer.tasks.text import Text
 from tformer.workers.work import QUIET
 from tformer.workflows.tokens import score_tokens
 
@@ -67,7 +68,9 @@ def test_a_long_text_is_read_in_windows_that_overlap_by_half() -> None:
     ids, length = loaded.encode(text), loaded.recipe.seq_len
     assert len(ids) > 3 * length and report.ids.tolist() == ids and len(report.predicted) == len(ids) - 1
     corpus = TokenCorpus.from_ids(ids, num_bytes=len(text))
-    expected = evaluate_lm(loaded.model, corpus, seq_len=length, batch_size=2, stride=length // 2)
+    expected = evaluate_lm(
+        loaded.model, corpus, Text().objective(loaded), seq_len=length, batch_size=2, stride=length // 2
+    )
     assert report.bits[1:].mean() * math.log(2) == pytest.approx(expected["loss"], abs=1e-5)
     assert report.summary["accuracy"] == pytest.approx(expected["accuracy"])
     start = length // 2  # of the second window

@@ -83,6 +83,12 @@ def test_wsd_is_flat_and_then_falls_in_its_last_part() -> None:
         assert schedule.scale(step) == pytest.approx(1 - (step - 81) / 20)
 
 
+@pytest.mark.parametrize("kind", DECAYING)
+def test_the_last_step_is_one_step_above_the_floor(kind: str) -> None:
+    schedule = make(kind, total_steps=40, min_ratio=0.25)
+    assert schedule.scale(39) > schedule.scale(40) > schedule.scale(41) == schedule.scale(99) == pytest.approx(0.25)
+
+
 def test_decay_steps_fall_back_to_all_steps() -> None:
     assert make("cosine", total_steps=50).scale(30) == make("cosine", decay_steps=50, total_steps=999).scale(30)
 

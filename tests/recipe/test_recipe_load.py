@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tformer.nn.positions.rope import RopeOptions
@@ -33,6 +34,20 @@ def test_precedence_is_defaults_preset_file_flags_set(write: Write) -> None:
     assert (optimizer.weight_decay, origins["optimizer.weight_decay"]) == (0.4, "flag --weight-decay")
     assert (resolved.recipe.training.max_steps, origins["training.max_steps"]) == (9, "--set")
     assert origins["preset"] == "flag --preset"
+
+
+def test_values_that_numpy_computed_are_pythons_in_the_recipe() -> None:
+    recipe = load_recipe(arch="gpt", preset="tiny").recipe
+    given = {
+        "final_validation": np.float64(2.0) <= 3,
+        "valid_share": np.float32(0.5),
+        "max_steps": np.int64(7),
+        "eval_every": np.arange(3)[2],
+    }
+    changed = recipe.model_copy(update={"training": recipe.training.model_copy(update=given)})
+    assert recipe_from_yaml(recipe_to_yaml(changed), name="written") == changed
+    assert changed.model_dump_json(include={"training"})
+    assert changed.training.final_validation is True and type(changed.training.max_steps) is int
 
 
 def test_every_leaf_has_an_origin() -> None:

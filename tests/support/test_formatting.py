@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
 
 from tformer.support import formatting
 
@@ -10,6 +16,26 @@ from tformer.support import formatting
 def test_values_that_are_not_finite_become_none_at_any_depth() -> None:
     value = {"a": [1.5, math.nan, (math.inf, "x")], "b": {"c": -math.inf, "d": 2}}
     assert formatting.finite_or_none(value) == {"a": [1.5, None, [None, "x"]], "b": {"c": None, "d": 2}}
+
+
+NUMBERS: list[tuple[Any, Any]] = [
+    (np.bool_(True), True),
+    (np.int64(3), 3),
+    (np.float64(0.25), 0.25),
+    (np.float32("nan"), None),
+    (np.arange(3), [0, 1, 2]),
+    (np.array([1.0, math.inf]), [1.0, None]),
+    (torch.tensor(2.5), 2.5),
+    (torch.tensor([True]), [True]),
+]
+"""Numbers and arrays of numpy and torch, with what a record holds of them."""
+
+
+@pytest.mark.parametrize(("given", "expected"), NUMBERS, ids=str)
+def test_numbers_of_numpy_and_torch_are_pythons_in_a_record(given: Any, expected: Any) -> None:
+    found = json.loads(formatting.json_text({"a": [given], "b": {"c": (given,)}}))
+    assert found == {"a": [expected], "b": {"c": [expected]}}
+    assert type(found["a"][0]) is type(expected)
 
 
 def test_counts_and_sizes() -> None:

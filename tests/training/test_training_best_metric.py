@@ -13,10 +13,12 @@ import tformer
 from tests.end_to_end.conftest import ENCODER, IMAGES
 from tests.end_to_end.labelled_examples import many, sentences, write_images, write_table
 from tests.training.pair_makers import metrics
+from tformer.checkpoint import catalog
 from tformer.metrics import lower_is_better
 from tformer.tasks.baselines import constant_baselines
 from tformer.training.display import formats_of
 from tformer.training.first_look import compare
+from tformer.training.loop import constant_metric
 
 Cli = Callable[..., Any]
 Train = Callable[..., Path]
@@ -51,9 +53,51 @@ def test_each_metric_of_two_classes_decides_by_its_flag(name: str, train: Train,
 @pytest.mark.parametrize("name", ["f1_micro", "f1_macro", "accuracy"])
 def test_each_metric_of_several_labels_decides_by_its_flag(name: str, train: Train, tmp_path: Path) -> None:
     table = write_table(tmp_path / "many.tsv", ("labels", "text"), many(80))
-    flags = ("--objective", "multi_label", "--best-metric", name, "--early-stopping", 1, "--lr", "1e-9")
+    flags = ("--objective", "multi_label", "--best-metric", name, "--early-stopping", 1, "--lr", "1e-30")
     run = train("--data", table, *flags, "--set", "training.eval_every=4")
     assert [record["is_best"] for record in metrics(run)] == [True, False]  # and the second one ends the run
+
+
+def test_ties_go_to_the_lower_loss_also_after_a_resume(train: Train, cli: Cli, tmp_path: Path) -> None:
+    """A model that answers alike learns on: the first of its checkpoints is not the best."""
+    table = write_table(tmp_path / "clean.tsv", ("label", "text"), [*sentences(80, 0)])
+    flags = ("--best-metric", "f1_macro", "--lr", "1e-5", "--set", "training.keep_last=1")
+    run = train("--data", table, *flags, "--set", "training.eval_every=2", "--max-steps", 6)
+    outcome = cli("train", "--resume", "--out", run, "--max-steps", 12)
+    assert outcome.code == 0, outcome.err
+    found = metrics(run)
+    assert len(found) == 6 and len({record["f1_macro"] for record in found}) == 1
+    losses = [record["loss"] for record in found]
+    assert [record["is_best"] for record in found] == [
+        loss < min(losses[:n], default=9) for n, loss in enumerate(losses)
+    ]
+    best = found[losses.index(min(losses))]["step"]
+    assert best > 6 and catalog.read_pointer(run / "checkpoints" / "best") == f"step-{best:08d}"
+    [entry] = [entry for entry in catalog.scan(run / "checkpoints") if entry.step == best]
+    assert (entry.score, entry.loss) == (-found[0]["f1_macro"], min(losses))
+    assert tformer.load(run).step == best
+
+
+def test_a_constant_metric_is_named_once_with_one_that_differs(
+    cli: Cli, recipe: Path, noisy: Path, tmp_path: Path
+) -> None:
+    words = ("train", "--config", recipe, "--data", noisy, "--max-steps", 10, "--set", "training.eval_every=2")
+    constant = (*words, "--best-metric", "f1_macro", "--lr", "1e-6", "--out", tmp_path / "constant")
+    said = [line for line in cli(*constant).err.splitlines() if "in a row" in line]
+    [record, *_] = metrics(tmp_path / "constant")
+    assert said == [
+        f"training.best_metric: f1_macro is {record['f1_macro']:.4f} in 3 validations in a row, so the lowest loss "
+        "decides which checkpoint is the best (--best-metric loss tells them apart)"
+    ]
+    assert "in a row" not in cli(*words, "--lr", "1e-6", "--out", tmp_path / "loss").err
+
+
+def test_a_constant_metric_is_compared_with_all_others() -> None:
+    values = [{"loss": 1.0 - n, "sequence_accuracy": 0.0, "bleu": float(n), "perplexity": 2.0 - n} for n in range(3)]
+    note = constant_metric(values, "sequence_accuracy")
+    assert note is not None and "sequence_accuracy is 0.0000 in 3 validations" in note and "--best-metric bleu" in note
+    assert constant_metric(values, "bleu") is constant_metric(values, "loss") is constant_metric(values, "chrf") is None
+    assert constant_metric([{"loss": 1.0}] * 3, "loss") is None
 
 
 def test_early_stopping_by_macro_f1(train: Train, noisy: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tformer
 from tests.end_to_end.labelled_examples import sentences, write_images, write_table
 from tests.training.pair_makers import metrics, records, weights_of
 from tests.training.small_steps import small_recipe
@@ -310,6 +313,19 @@ def test_a_training_by_time_tries_out_decoding_and_validates_on_what_leaves_it_t
 
 def test_short_decoding_takes_place_at_once(train: Train, aligned: tuple[Path, Path]) -> None:
     assert all("bleu" in record for record in metrics(train("--source", aligned[0], "--target", aligned[1])))
+
+
+def test_the_guides_faster_validation_of_pairs_works_as_it_is_written(
+    cli: Cli, aligned: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Each command line of the row, with the default preset, whose best_metric needs decoded outputs."""
+    guide = (Path(tformer.__file__).parent / "guide" / "troubleshooting.md").read_text()
+    [row] = re.findall(r"^\| validation takes longer than the steps \| (.*) \|$", guide, re.M)
+    options = [shlex.split(span.replace("=N", "=1")) for span in re.findall("`(--[^`]+)`", row)]
+    assert len(options) == 4 and any("training.valid_beam_size=0" in each for each in options)
+    words = ("train", "--arch", "transformer", "--preset", "modern", "--source", aligned[0], "--target", aligned[1])
+    for each in options:
+        succeed(cli(*words, *each, "--max-steps", 2, "--dry-run"))
 
 
 def test_any_decoded_output_is_better_than_none() -> None:

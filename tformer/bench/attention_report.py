@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +15,7 @@ from tformer.bench.report import UNSTEADY, Table, bullets, ceilings_line, figure
 from tformer.bench.speed import Row
 from tformer.bench.workloads.attention import DENSE_MASKED, FULL, AttentionBench
 from tformer.support.files import make_folders, write_file, write_text
-from tformer.support.formatting import binary_bytes, csv_text, finite_or_none, listed, ratio, short_seconds
+from tformer.support.formatting import binary_bytes, csv_text, json_text, listed, ratio, short_seconds
 from tformer.viz.figure import draw_panels
 from tformer.viz.plot.series import Panel, make_series
 
@@ -262,8 +261,7 @@ def write_report(bench: AttentionBench, rows: Sequence[Row], out: Path, *, envir
     write_text(out / "table.md", "\n\n".join(part for part in parts if part) + "\n")
     cells = [cell(row) for row in rows]
     write_text(out / "table.csv", csv_text([cells[0], *(each.values() for each in cells)]))
-    found = finite_or_none(document(bench, rows, environment=environment))
-    write_text(out / "table.json", json.dumps(found, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(out / "table.json", json_text(document(bench, rows, environment=environment)))
     plots: tuple[tuple[str, str, Callable[[Row], float]], ...] = (
         ("time", "milliseconds, forward and backward", lambda row: row.seconds * 1000),
         ("memory", "peak MiB beyond the inputs", lambda row: _peak(row) / 2**20),

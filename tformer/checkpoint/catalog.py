@@ -6,6 +6,7 @@ folder, are for people and other programs; they are rewritten whenever they diff
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -24,11 +25,15 @@ _STEP = re.compile(r"(?:\.old-)?step-(\d{1,15})")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A complete checkpoint. `score` is its validation score (lower is better), or None if it was not validated."""
+    """A complete checkpoint. `score` is its validation score (lower is better), or None if it was not validated.
+
+    loss: of the same validation; infinite if the checkpoint does not say.
+    """
 
     step: int
     path: Path
     score: float | None
+    loss: float = math.inf
 
 
 def step_name(step: int) -> str:
@@ -48,10 +53,10 @@ def scan(folder: Path) -> list[Entry]:
         path = folder / name
         if match and is_complete(path):
             step = int(match[1])
-            score = None
+            entries[step] = Entry(step, path, None)
             with suppress(InputError):  # reported when this checkpoint is read
-                score = read_manifest(path).score
-            entries[step] = Entry(step, path, score)
+                found = read_manifest(path)
+                entries[step] = Entry(step, path, found.score, math.inf if found.loss is None else found.loss)
     return [entries[step] for step in sorted(entries)]
 
 
@@ -69,9 +74,10 @@ def latest(entries: Sequence[Entry]) -> Entry | None:
 
 
 def best(entries: Sequence[Entry]) -> Entry | None:
-    """The checkpoint with the lowest score, the earlier of equals; without any score the latest."""
+    """The checkpoint with the lowest score, of equals that with the lower loss, then the earlier; without any score the
+    latest."""
     scored = [entry for entry in entries if entry.score is not None]
-    return min(scored, key=lambda entry: (entry.score, entry.step)) if scored else latest(entries)
+    return min(scored, key=lambda entry: (entry.score, entry.loss, entry.step)) if scored else latest(entries)
 
 
 def tidy(folder: Path, *, keep_last: int | None = None) -> None:

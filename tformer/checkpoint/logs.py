@@ -19,7 +19,6 @@ from tformer.kernels import library
 from tformer.support import __version__, files
 from tformer.support.errors import InputError
 from tformer.support.files import open_regular
-from tformer.support.formatting import finite_or_none
 
 PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "pydantic")
 
@@ -85,11 +84,6 @@ def append(path: Path, text: str) -> None:
             os.close(descriptor)
         if size == 0:
             files.fsync_dir(path.parent)
-
-
-def metrics_line(values: dict[str, Any]) -> str:
-    """A JSON object and a newline; NaN and infinity become null."""
-    return json.dumps(finite_or_none(values), allow_nan=False, ensure_ascii=False, separators=(", ", ": ")) + "\n"
 
 
 def read_metrics(path: Path, *, max_bytes: int | None = None) -> Iterator[dict[str, Any]]:

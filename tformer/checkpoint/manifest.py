@@ -16,6 +16,7 @@ from typing import Any
 
 from tformer.support.errors import InputError
 from tformer.support.files import MANIFEST, PICKLE_HINT, PICKLE_SUFFIXES, read_bounded, read_object
+from tformer.support.formatting import finite_or_none
 
 SOURCE_NAME = "tokenizer.source.json"
 ROLES = ("tokenizer", "target_tokenizer")
@@ -95,6 +96,8 @@ class FileRecord:
 class Manifest:
     """`tied` maps each alias to the stored tensor it shares; `score` is the validation score, lower is better.
 
+    `loss` is that of the same validation.
+
     `target_tokenizer_sha256` is None unless source and target have separate vocabularies.
     """
 
@@ -103,6 +106,7 @@ class Manifest:
     tied: Mapping[str, str] = field(default_factory=dict)
     tokenizer_sha256: str | None = None
     score: float | None = None
+    loss: float | None = None
     version: str = ""
     target_tokenizer_sha256: str | None = None
 
@@ -112,16 +116,18 @@ class Manifest:
     def to_json(self) -> str:
         separate = {} if (sha := self.target_tokenizer_sha256) is None else {"target_tokenizer_sha256": sha}
         several = any(self.by_role(index_role(role)) for role in TENSOR_FILES)
-        content = {
+        content: dict[str, Any] = {
             "format": FORMAT if several else 2,  # older versions read a checkpoint of single files
             "tformer": self.version,
             "step": self.step,
             "score": self.score,
+            "loss": self.loss,
             "tokenizer_sha256": self.tokenizer_sha256,
             **separate,
             "tied": dict(sorted(self.tied.items())),
             "files": {r.name: {"role": r.role, "size": r.size, "sha256": r.sha256} for r in self.files},
         }
+        content = finite_or_none(content)
         return json.dumps(content | {"sha256": content_sha256(content)}, indent=1, allow_nan=False) + "\n"
 
 
@@ -183,14 +189,15 @@ def _from_content(content: dict[str, Any]) -> Manifest:
         for name, entry in content["files"].items()
     )
     tied = {str(alias): str(owner) for alias, owner in content["tied"].items()}
-    score, tokenizer_sha256 = content["score"], content["tokenizer_sha256"]
+    tokenizer_sha256 = content["tokenizer_sha256"]
     target_sha256 = content.get("target_tokenizer_sha256")
     manifest = Manifest(
         step=_natural(content["step"], "step"),
         files=records,
         tied=tied,
         tokenizer_sha256=None if tokenizer_sha256 is None else str(tokenizer_sha256),
-        score=float(score) if score is not None and math.isfinite(score) else None,
+        score=_finite(content["score"]),
+        loss=_finite(content.get("loss")),  # a later key, as `target_tokenizer_sha256`
         version=str(content["tformer"]),
         target_tokenizer_sha256=None if target_sha256 is None else str(target_sha256),
     )
@@ -202,6 +209,10 @@ def _from_content(content: dict[str, Any]) -> Manifest:
     if target_sha256 is not None and not manifest.by_role("tokenizer"):
         raise ValueError("there is a tokenizer of the target, but none of the source")
     return manifest
+
+
+def _finite(number: float | None) -> float | None:
+    return float(number) if number is not None and math.isfinite(number) else None
 
 
 def _role(role: object, name: str, *, separate: bool) -> str:

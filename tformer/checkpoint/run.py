@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import time
@@ -19,6 +18,7 @@ from tformer.recipe import Recipe, recipe_from_yaml
 from tformer.support import files
 from tformer.support.errors import InputError, RunInUseError, StorageError
 from tformer.support.files import read_bounded, read_object
+from tformer.support.formatting import json_text
 
 LOCK_NAME = ".lock"
 MAX_RECIPE_BYTES = 1 << 20
@@ -244,7 +244,7 @@ class RunDirectory:
 
     def append_metrics(self, values: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl; `values` holds its `step`. Non-finite numbers become null."""
-        logs.append(self.metrics_path, logs.metrics_line(values))
+        logs.append(self.metrics_path, json_text(values))
 
     def metrics(self) -> Iterator[dict[str, Any]]:
         return logs.read_metrics(self.metrics_path)
@@ -264,7 +264,7 @@ class RunDirectory:
 
     def write_environment(self, content: Mapping[str, Any]) -> None:
         """Write environment.json; content: see `logs.describe_environment`."""
-        files.write_text(self.path / "environment.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        files.write_text(self.path / "environment.json", json_text(content, indent=1))
 
     def recipe(self, *, name: str | None = None) -> Recipe:
         """The recipe of the run; `name`: of its file in messages. Raises InputError for a damaged file."""

@@ -7,7 +7,6 @@ that of the renames (a rename can reach the disk before the data it names), and 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.tensor_files import file_bytes, find_tied, without_aliases
 from tformer.support import __version__, files
+from tformer.support.formatting import finite_or_none, python_value
 from tformer.tokenizer.tokenizer import canonical_sha256
 
 
@@ -35,6 +35,7 @@ class CheckpointContents:
     tokenizer_json: None for a model of images; the source's where source and target have separate vocabularies.
     trainer: JSON values; everything exact resume needs beside tensors.
     score: the validation score of these weights, lower is better (negate a metric of which more is better).
+    loss: that of the same validation.
     tokenizer_sha256: `Tokenizer.sha256`, to be compared when loading.
     target_tokenizer_json: the target's, None where one tokenizer serves both sides, or there is one side only.
     target_tokenizer_sha256: its `Tokenizer.sha256`.
@@ -49,6 +50,7 @@ class CheckpointContents:
     ema: Mapping[str, Tensor] | None = None
     generator: Mapping[str, Tensor] | None = None
     score: float | None = None
+    loss: float | None = None
     tokenizer_sha256: str | None = None
     target_tokenizer_json: str | None = None
     target_tokenizer_sha256: str | None = None
@@ -133,7 +135,7 @@ def write_checkpoint(
         texts["target_tokenizer"] = contents.target_tokenizer_json
         target_sha256 = target_sha256 or canonical_sha256(contents.target_tokenizer_json)
     names = file_names(separate="target_tokenizer" in texts)
-    texts["trainer"] = json.dumps(dict(contents.trainer), indent=1) + "\n"
+    texts["trainer"] = json.dumps(dict(contents.trainer), indent=1, default=python_value) + "\n"
     total = division.total_bytes() + sum(len(text.encode("utf-8")) for text in texts.values())
 
     def fill(folder: Path) -> None:
@@ -148,7 +150,8 @@ def write_checkpoint(
             tied=tied,
             tokenizer_sha256=tokenizer_sha256,
             target_tokenizer_sha256=target_sha256 if "target_tokenizer" in texts else None,
-            score=contents.score if contents.score is not None and math.isfinite(contents.score) else None,
+            score=finite_or_none(contents.score),
+            loss=finite_or_none(contents.loss),
             version=__version__,
         )
         files.write_durably(folder / files.MANIFEST, [manifest.to_json().encode("utf-8")])

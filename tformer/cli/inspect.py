@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import PIPE_WIDTH, emit_json, emit_lines, show_notes
 from tformer.support.errors import InputError, visible
 from tformer.support.files import require_writable
-from tformer.support.formatting import plural
+from tformer.support.formatting import json_text, plural
 from tformer.support.options import DEVICE, PRECISION, Arch, Checkpoint, Json, Panel, Preset, RecipeFile, Run, Sets
 
 if TYPE_CHECKING:
@@ -287,8 +286,8 @@ def _write(lines: list[str], document: Any, options: InspectOptions, page: str |
         from tformer.viz.output import Output, write_output
 
         wants_json = path.suffix == ".json"
-        content = json.dumps(document, ensure_ascii=False, indent=1) if wants_json else "\n".join(map(visible, lines))
-        write_output(Output("json" if wants_json else "terminal", path), page or content + "\n")
+        content = json_text(document, indent=1) if wants_json else "".join(f"{visible(line)}\n" for line in lines)
+        write_output(Output("json" if wants_json else "terminal", path), page or content)
         show_notes([f"wrote {path}"])
     if options.json:
         emit_json(document)

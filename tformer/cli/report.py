@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tformer.support.errors import visible
-from tformer.support.formatting import counted, duration, finite_or_none
+from tformer.support.formatting import counted, duration, json_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -265,9 +265,7 @@ def emit_lines(lines: Iterable[str]) -> None:
 
 def emit_json(document: Any) -> None:
     """Write one JSON document, on one line, to stdout. NaN and infinity, which JSON lacks, become null."""
-    import json
-
-    emit(json.dumps(finite_or_none(document), ensure_ascii=False, allow_nan=False))
+    emit(json_text(document).rstrip("\n"))
 
 
 def report_result(lines: Iterable[str], path: Path, document: Any | None) -> None:
@@ -353,14 +351,9 @@ class DataOutput:
 
     def documents(self, documents: Iterable[Any]) -> None:
         """Write JSON documents, one a line; NaN and infinity become null."""
-        import json
-
         self._end_spinner()
         # ASCII only on a terminal: JSON leaves some control characters unescaped.
-        ascii_only = self.on_terminal
-        self._write(
-            "".join(json.dumps(finite_or_none(x), ensure_ascii=ascii_only, allow_nan=False) + "\n" for x in documents)
-        )
+        self._write("".join(json_text(document, ensure_ascii=self.on_terminal) for document in documents))
 
     def _end_spinner(self) -> None:
         if self.on_terminal:

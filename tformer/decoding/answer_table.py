@@ -20,7 +20,7 @@ from tformer.data.sources.parquet import parquet_schema
 from tformer.data.sources.tables import LabelledRow, Table, json_objects, row_facts
 from tformer.support.errors import InputError
 from tformer.support.files import Write
-from tformer.support.formatting import as_cell, finite_or_none
+from tformer.support.formatting import as_cell, json_text
 
 Kind = Literal["text", "number", "list"]
 """What a column of answers holds; a list is of texts."""
@@ -189,7 +189,7 @@ def _quoted(cell: str) -> str:
 
 def _json_line(row: dict[str, Any]) -> str:
     present = {name: value for name, value in row.items() if value is not ABSENT}
-    return json.dumps(finite_or_none(present), ensure_ascii=False, allow_nan=False, default=str) + "\n"
+    return json_text(present, default=str)
 
 
 def _parquet(names: Sequence[str], types: Sequence[Any], rows: Sequence[Sequence[Any]]) -> bytes:

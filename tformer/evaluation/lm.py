@@ -22,6 +22,7 @@ Shapes: M masked copies of a batch, T tokens, V vocabulary.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ from tformer.evaluation.predict import default_batch_tokens, divided
 from tformer.metrics.text import bits_per_byte, perplexity
 from tformer.model import Transformer
 from tformer.nn.losses import IGNORED_LABEL
+from tformer.objectives.base import Objective
 from tformer.recipe.sections import Data
 from tformer.support.errors import InputError
 from tformer.tokenizer.special import SpecialIds
@@ -88,6 +90,7 @@ def isolates_documents(data: Data) -> bool:
 def evaluate_lm(
     model: Transformer,
     corpus: TokenCorpus,
+    objective: Objective,
     *,
     seq_len: int,
     batch_size: int,
@@ -98,6 +101,7 @@ def evaluate_lm(
 ) -> dict[str, float]:
     """Loss (nats per token), perplexity, bits_per_byte, accuracy, tokens (predicted), bytes and tokens_per_second.
 
+    The loss is the objective's, as in training; perplexity and bits_per_byte are never smoothed.
     The model runs as it is (its `compute_dtype`, on its device); the loss is summed in fp64. The result does not
     depend on `batch_size` beyond rounding. `document_mask`: tokens see their own document only, for models trained so.
     `share` of the windows is read, evenly spread.
@@ -116,25 +120,22 @@ def evaluate_lm(
     chosen = windows(len(corpus), seq_len, stride)
     if share < 1.0:
         chosen = evenly_spread(chosen, 1 + -(-max(0, total - seq_len) // stride), share)
-    sums_2 = torch.zeros(2, dtype=torch.float64, device=device)  # nats, and tokens that are predicted
+    sums_3 = torch.zeros(3, dtype=torch.float64, device=device)  # of the loss, in nats, and tokens that are predicted
     tokens = 0
 
     def sums_of(batch: list[Window]) -> torch.Tensor:
-        loaded = load_batch(corpus, batch, document_mask=document_mask).to(device)
-        assert loaded.labels is not None
-        _, nll_sum, _, correct_sum = model(**loaded.model_inputs()).loss_terms("lm", loaded.labels)
-        return torch.stack([nll_sum.double(), correct_sum.double()])
+        result = objective.loss(model, load_batch(corpus, batch, document_mask=document_mask).to(device))
+        loss = torch.stack([term.weight * term.sum for term in result.terms.values()]).sum()
+        return torch.stack([loss, result.metrics["nll_sum"], result.metrics["correct"]]).double()
 
     began = time.perf_counter()
     with inference(model):
-        for batch, of_batch_2 in divided(batches(chosen, batch_size), sums_of, work, device=device):
-            sums_2 += of_batch_2
+        for batch, of_batch_3 in divided(batches(chosen, batch_size), sums_of, work, device=device):
+            sums_3 += of_batch_3
             tokens += sum(window.stop - window.counted_from + 1 for window in batch)
             work.report(tokens, total)
-    nll, correct = sums_2.tolist()
     return summarize(
-        nll,
-        correct,
+        *sums_3.tolist(),
         tokens=tokens,
         num_bytes=corpus.num_bytes if tokens == total else max(1, round(corpus.num_bytes * tokens / total)),
         seconds=time.perf_counter() - began,
@@ -159,13 +160,14 @@ def load_batch(corpus: TokenCorpus, batch: list[Window], *, document_mask: bool 
     )
 
 
-def summarize(nll: float, correct: float, *, tokens: int, num_bytes: int, seconds: float) -> dict[str, float]:
+def summarize(
+    loss: float, nll: float, correct: float, *, tokens: int, num_bytes: int, seconds: float
+) -> dict[str, float]:
     """The metrics, from sums over `tokens` predictions (NaN for none)."""
     nan = float("nan")
-    loss = nll / tokens if tokens else nan
     return {
-        "loss": loss,
-        "perplexity": perplexity(loss),
+        "loss": loss / tokens if tokens else nan,
+        "perplexity": perplexity(nll / tokens if tokens else nan),
         "bits_per_byte": bits_per_byte(nll, num_bytes) if tokens else nan,
         "accuracy": correct / tokens if tokens else nan,
         "tokens": tokens,
@@ -181,6 +183,7 @@ def combine_validation(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     parts = [part for part in parts if part["tokens"]]
     return summarize(
         sum(part["loss"] * part["tokens"] for part in parts),
+        sum(part["bits_per_byte"] * part["bytes"] * math.log(2) for part in parts),
         sum(part["accuracy"] * part["tokens"] for part in parts),
         tokens=sum(part["tokens"] for part in parts),
         num_bytes=sum(part["bytes"] for part in parts),

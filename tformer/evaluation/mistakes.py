@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from tformer.data.sources.tables import LabelledRow, PairRow, row_facts
 from tformer.decoding.answer_table import as_text, delimited_lines
 from tformer.evaluation.scored import Scored
 from tformer.support.files import open_output
+from tformer.support.formatting import json_text
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def write_examples(
     with open_output(path) as write:
         if ending == ".jsonl":
             for document in documents:
-                write(json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
+                write(json_text(document))
             return
         rows = ([cell(name, document[name]) for name in columns] for document in documents)
         write(delimited_lines([columns, *rows], ending))

@@ -18,6 +18,7 @@ import numpy as np
 from tformer.evaluation.answers import AnswerFormat
 from tformer.evaluation.classifier import Classifier
 from tformer.support.files import open_output
+from tformer.support.formatting import json_text
 
 
 def write_predictions(path: Path, classifier: Classifier, samples: Any, scores_NL: np.ndarray) -> None:
@@ -32,7 +33,7 @@ def write_predictions(path: Path, classifier: Classifier, samples: Any, scores_N
             else:
                 row = samples.row(index)
                 document |= {"text": row.text} | ({} if row.text2 is None else {"text2": row.text2})
-            write(json.dumps(document | form.document(values_L), ensure_ascii=False, allow_nan=False) + "\n")
+            write(json_text(document | form.document(values_L)))
 
 
 def _truth(classifier: Classifier, label: Any) -> str | float | list[str]:

@@ -9,7 +9,6 @@ Shapes: N examples, L classes or labels.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -24,7 +23,7 @@ from tformer.metrics.thresholds import Curve, choose_threshold, parse_rule
 from tformer.nn.classification_heads import LabelKind
 from tformer.support.errors import InputError, visible
 from tformer.support.files import read_bounded, write_text
-from tformer.support.formatting import listed
+from tformer.support.formatting import json_text, listed
 
 FILE = "thresholds.json"
 MAX_FILE_BYTES = 16 << 20
@@ -58,7 +57,7 @@ class Thresholds:
 
     def save(self, checkpoint: Path) -> Path:
         """Store them with a checkpoint, and return their file."""
-        write_text(checkpoint / FILE, json.dumps(asdict(self), ensure_ascii=False, indent=1) + "\n")
+        write_text(checkpoint / FILE, json_text(asdict(self), indent=1))
         return checkpoint / FILE
 
     def describe(self) -> str:

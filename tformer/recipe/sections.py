@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -15,6 +16,7 @@ from tformer.nn.lora import BaseFormat
 from tformer.optim.optimizers import OptimizerName
 from tformer.optim.schedules import ScheduleName
 from tformer.support import decoding as row
+from tformer.support.formatting import python_value
 
 # Ceilings above anything that can be trained, so that no recipe makes a command run or allocate without end.
 MAX_LAYERS = 1024
@@ -36,6 +38,11 @@ class Section(BaseModel):
     """Base class of sections: unknown keys are errors, values are frozen, NaN and infinity are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=False)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with these values, which are not validated; numbers of numpy become Python's."""
+        plain = {name: python_value(value) for name, value in (update or {}).items()}
+        return super().model_copy(update=plain, deep=deep)
 
 
 class Columns(Section):
@@ -147,8 +154,8 @@ class Schedule(Section):
     points: tuple[SchedulePoint, ...] | None = None
     warmup_steps: NonNegative = 0  # steps in which the rate grows from 0 to lr
     warmup_ratio: Probability = 0.0  # share of the steps that warm up, where warmup_steps is 0
-    decay_steps: Positive | None = None  # step at which the rate reaches its floor; null: training.max_steps
-    # floor of cosine, linear, wsd, timed and plateau, as a share of lr
+    decay_steps: Positive | None = None  # step after which the rate is at its floor; null: training.max_steps
+    # floor of cosine, linear, wsd, timed and plateau, as a share of lr; all but plateau reach it after the last step
     min_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
     decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2  # wsd, timed: the share of the steps in which it decays
     # plateau: factor of the rate after too many validations without a better loss
@@ -185,7 +192,7 @@ class Lora(Section):
 
 
 class EarlyStopping(Section):
-    """Stop after `patience` validations in which `training.best_metric` did not improve."""
+    """Stop after `patience` validations without a better `training.best_metric`, or a lower loss where it is equal."""
 
     patience: Positive = 5  # number of validations without improvement
 

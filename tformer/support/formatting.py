@@ -20,8 +20,14 @@ TOKEN_SIGNS = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"})
 """Signs for the white space of a token, where tokens are shown one by one."""
 
 
+def python_value(value: Any) -> Any:
+    """The same value, with numbers and arrays of numpy or torch as Python's numbers and lists."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def finite_or_none(value: Any) -> Any:
-    """The same value for JSON, at any depth: NaN and infinity become None."""
+    """The same value for JSON, at any depth: `python_value`, and NaN and infinity become None."""
+    value = python_value(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -204,9 +210,9 @@ def csv_text(rows: Iterable[Iterable[Any]]) -> str:
     return stream.getvalue()
 
 
-def json_text(document: Any) -> str:
-    """A value as a line of JSON; NaN and infinity become null."""
-    return json.dumps(finite_or_none(document), ensure_ascii=False, allow_nan=False) + "\n"
+def json_text(document: Any, **layout: Any) -> str:
+    """A record as JSON with a newline, by `finite_or_none`; layout: options of `json.dumps`, such as `indent`."""
+    return json.dumps(finite_or_none(document), **{"ensure_ascii": False, **layout}, allow_nan=False) + "\n"
 
 
 def aligned(rows: Sequence[Sequence[str]], *, right: Collection[str] = ()) -> list[str]:

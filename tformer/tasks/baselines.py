@@ -13,7 +13,6 @@ is drawn from a random stream of the training.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -36,7 +35,7 @@ from tformer.nn.classification_heads import LabelKind
 from tformer.objectives.base import Objective
 from tformer.support.errors import InputError, visible
 from tformer.support.files import read_object, write_text
-from tformer.support.formatting import finite_or_none, fitted, listed
+from tformer.support.formatting import fitted, json_text, listed
 from tformer.tasks.base import Baselines, ChosenData, EvenlySpread
 
 FILE = "baseline.json"  # of a run
@@ -143,7 +142,7 @@ def copy_baselines(sources: Sequence[str], references: Sequence[str], **options:
 
 def write_baselines(run: Path, baselines: Baselines) -> None:
     """Store the baselines in a run directory."""
-    write_text(run / FILE, json.dumps(finite_or_none(baselines), indent=1, ensure_ascii=False) + "\n")
+    write_text(run / FILE, json_text(baselines, indent=1))
 
 
 def stored_baselines(run: Path) -> Baselines:

@@ -6,7 +6,6 @@ the metrics from log-probabilities and texts of the model (`tformer.evaluation.h
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import sys
@@ -24,6 +23,7 @@ from tformer.evaluation.options import EvaluationOptions
 from tformer.loading import Loaded
 from tformer.support.errors import InputError, TformerError, did_you_mean
 from tformer.support.files import open_output, refuse_to_replace
+from tformer.support.formatting import json_text
 from tformer.tasks.base import ChosenData
 from tformer.tasks.text import Text
 from tformer.workers.work import Work
@@ -61,7 +61,7 @@ class Benchmarks(Text):
         if options.predictions is not None:
             with open_output(options.predictions) as write:
                 for line in _examples(results["samples"]):
-                    write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
+                    write(json_text(line, default=str))
         return {
             "data": ", ".join(options.task_names),
             "tasks": results["results"],

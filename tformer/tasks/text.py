@@ -266,6 +266,7 @@ class Text(CorpusTask):
                         evaluate_lm(
                             model,
                             corpus,
+                            objective,
                             seq_len=recipe.seq_len,
                             batch_size=validation_batch(recipe.seq_len),
                             document_mask=isolates_documents(recipe.data),
@@ -305,8 +306,11 @@ class Text(CorpusTask):
         corpora, name = self.read(loaded, data, work)
         recipe = loaded.recipe
         samples = LmText(corpora, recipe.seq_len, document_mask=isolates_documents(recipe.data))
-        objective = build_objective(recipe.objectives, text_context(recipe, loaded.text_tokenizer))
-        return HeldOut(name, samples, objective, recipe)
+        return HeldOut(name, samples, self.objective(loaded), recipe)
+
+    def objective(self, loaded: Loaded) -> Objective:
+        """The objective of a loaded model."""
+        return build_objective(loaded.recipe.objectives, text_context(loaded.recipe, loaded.text_tokenizer))
 
     def evaluate(self, loaded: Loaded, data: ChosenData, options: EvaluationOptions, work: Work) -> dict[str, Any]:
         """Every token of the text once: in windows of the recipe's length, or overlapping ones with `stride`."""
@@ -315,13 +319,14 @@ class Text(CorpusTask):
         recipe, stride = loaded.recipe, options.stride
         if stride is not None and not 1 <= stride <= recipe.seq_len:
             raise InputError(f"--stride must be between 1 and the window of {recipe.seq_len} tokens, found {stride}")
-        corpora, name = self.read(loaded, data, work)
+        (corpora, name), objective = self.read(loaded, data, work), self.objective(loaded)
         parts = []
         for corpus in corpora:
             with work.part(f"evaluating {corpus.name}", unit="tokens") as part:
                 metrics = evaluate_lm(
                     loaded.model,
                     corpus,
+                    objective,
                     seq_len=recipe.seq_len,
                     batch_size=options.batch_size or EVALUATION_WINDOWS,
                     stride=stride,

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.files import parse_object, read_bounded, write_text
-from tformer.support.formatting import shortened
+from tformer.support.formatting import json_text, shortened
 
 LOGGERS_FILE = "loggers.json"
 MAX_FILE_BYTES = 1 << 20
@@ -188,7 +188,7 @@ class Loggers:
             states[name] = logger.state
             note(f"logging to {name}: {logger.place}")
         if self._open:
-            write_text(run.path / LOGGERS_FILE, json.dumps(states, indent=1) + "\n")
+            write_text(run.path / LOGGERS_FILE, json_text(states, indent=1))
 
     def record(self, values: Mapping[str, Any]) -> None:
         """Log a record of metrics.jsonl: its numbers under `train/`, `valid/` or `final/`."""

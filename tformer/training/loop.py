@@ -97,7 +97,7 @@ class Hooks:
     validate: Callable[[], dict[str, Any] | None] = dict  # None: interrupted
     sample: Callable[[int], str | None] = lambda step: ""  # at this step; "": no sample is due; None: interrupted
     # Called with the state and the score of the validation at this step, if there was one; a lower one is better.
-    save: Callable[[TrainerState, float | None], None] = lambda state, score: None
+    save: Callable[[TrainerState, Score | None], None] = lambda state, score: None
     should_stop: Callable[[], bool] = lambda: False
     check_data: Callable[[], None] = lambda: None  # raises InputError once the data is found to be damaged
     log_metrics: Callable[[], dict[str, Any]] = dict  # additional metrics of a log line
@@ -141,7 +141,7 @@ class Trainer:
         self.pace, self.timer = pace or Pace(counts_each_step=components.device.type == "cpu"), timer
         self.limit = min(self.training.max_steps, stop_at_step or self.training.max_steps)
         self._skipped_in_a_row = 0
-        self._score: float | None = None  # of the current weights, if they have been validated
+        self._score: Score | None = None  # of the current weights, if they have been validated
         self._step_seconds = 0.0  # of the last step
         self._saved_step = state.step if state.step else None
         self._last_save = time.monotonic()
@@ -400,9 +400,10 @@ class Trainer:
             if values is None or sample is None:
                 return False
             self._score = score(values, training)
-            is_best = state.best_score is None or self._score < state.best_score
+            best_loss = math.inf if state.best_loss is None else state.best_loss
+            is_best = state.best_score is None or self._score < (state.best_score, best_loss)
             if is_best:
-                state.best_score, state.best_step = self._score, state.step
+                (state.best_score, state.best_loss), state.best_step = self._score, state.step
             self.observer.validated({"split": "valid", "step": state.step, **values, "is_best": is_best})
             self.parts.schedule.observe(values["loss"])
             state.bad_validations = 0 if is_best else state.bad_validations + 1
@@ -450,13 +451,17 @@ DECODED = {name for objective in OBJECTIVES.values() for name in objective.decod
 """Metrics that a validation leaves out as long as nothing is decoded. The higher the better, and at least 0."""
 
 
-def score(values: dict[str, Any], training: Training) -> float:
-    """The value of training.best_metric, which decides on the best checkpoint, signed so that lower is better.
+Score = tuple[float, float]
+"""(value of training.best_metric, loss) of a validation, signed so that lower is better: the loss decides on ties."""
+
+
+def score(values: dict[str, Any], training: Training) -> Score:
+    """What decides on the best checkpoint.
 
     Where nothing was decoded yet, it is the loss, which is worse than any decoded output.
     """
     if training.best_metric in DECODED - values.keys() and training.valid_beam_size:
-        return float(values["loss"])
+        return float(values["loss"]), float(values["loss"])
     if training.best_metric not in values:
         raise InputError(
             f"training.best_metric is '{training.best_metric}', which validation of this model does not measure",
@@ -465,7 +470,20 @@ def score(values: dict[str, Any], training: Training) -> float:
                 (name for name, value in values.items() if name in HIGHER_IS_BETTER or name == "loss"),
             ),
         )
-    return lower_is_better(training.best_metric, float(values[training.best_metric]))
+    return lower_is_better(training.best_metric, float(values[training.best_metric])), float(values["loss"])
+
+
+def constant_metric(validations: Sequence[dict[str, Any]], metric: str) -> str | None:
+    """A note on a metric that is the same in all these validations, with one that differs; None: it differs."""
+    first = validations[0].get(metric)
+    if metric == "loss" or first is None or any(values.get(metric) != first for values in validations):
+        return None
+    varying = [name for name in validations[0] if len({values.get(name) for values in validations}) > 1]
+    other = next((name for name in varying if name in HIGHER_IS_BETTER), "loss")
+    return (
+        f"training.best_metric: {metric} is {first:.4f} in {len(validations)} validations in a row, so the lowest loss "
+        f"decides which checkpoint is the best (--best-metric {other} tells them apart)"
+    )
 
 
 def random_key(*parts: int) -> int:

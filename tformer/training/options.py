@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
@@ -36,6 +37,13 @@ VOCABULARIES: dict[str | None, dict[str, Any]] = {
     "separate": {"tokenizer.separate": True, "model.tie.source_target": False},
 }
 """Values of the recipe that --vocabulary sets."""
+
+
+def objective_kinds() -> list[str]:
+    """The kinds of objectives, read from the files of their options: importing the table takes longer than help may."""
+    files = (Path(__file__).parents[1] / "objectives").glob("*.py")
+    text = "".join(file.read_text("utf-8") for file in files)
+    return sorted(re.findall(r'^    kind: Literal\["(\w+)"\]', text, re.M))
 
 
 @dataclass(frozen=True)
@@ -250,9 +258,7 @@ class TrainOptions:
         OBJECTIVE(
             "--objective",
             metavar="NAME",
-            help="causal_lm, chat, dpo, masked_lm[,next_sentence], replaced_token, classification, multi_label, "
-            "regression, token_classification, question_answering, contrastive, similarity, seq2seq, span_corruption "
-            "or denoising.",
+            help=f"{', '.join(objective_kinds())}.",
             default=PRESETS,
         ),
     ] = None

@@ -22,7 +22,7 @@ from tformer.model import Transformer
 from tformer.optim.shards import Piece, Shards
 from tformer.recipe import recipe_to_yaml
 from tformer.support.errors import InputError
-from tformer.training.loop import Components
+from tformer.training.loop import Components, Score
 from tformer.training.prepare import Prepared
 from tformer.training.state import TrainerState
 from tformer.workers.worker import Worker
@@ -55,7 +55,7 @@ class Checkpoints:
         own = {name: each for name, each in main.named_parameters() if name not in main.base_names}
         return checkpoint_bytes(own, optimizer)
 
-    def save(self, run: RunDirectory, state: TrainerState, score: float | None) -> None:
+    def save(self, run: RunDirectory, state: TrainerState, score: Score | None) -> None:
         """Save a checkpoint, or begin to, after the previous one is on disk.
 
         Raises:
@@ -87,7 +87,8 @@ class Checkpoints:
                 recipe_yaml=self.recipe_yaml,
                 tokenizer_json=None if tokenizer is None else tokenizer.to_json(),
                 trainer=state.to_json(),
-                score=score,
+                score=None if score is None else score[0],
+                loss=None if score is None else score[1],
                 tokenizer_sha256=None if tokenizer is None else tokenizer.sha256,
                 target_tokenizer_json=None if target is None else target.to_json(),
                 target_tokenizer_sha256=None if target is None else target.sha256,

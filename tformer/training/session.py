@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tformer.checkpoint import catalog
-from tformer.checkpoint.logs import cut_samples, describe_environment, metrics_line
+from tformer.checkpoint.logs import cut_samples, describe_environment
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import RunDirectory
 from tformer.cost.flops import mean_lengths, training_flops_per_token
@@ -30,7 +30,7 @@ from tformer.recipe import Recipe, recipe_to_data, recipe_to_yaml
 from tformer.support.device import bound_products
 from tformer.support.errors import InputError, Interrupted
 from tformer.support.files import RUNS, in_blocks, require_room, write_file, write_text
-from tformer.support.formatting import in_words
+from tformer.support.formatting import in_words, json_text
 from tformer.support.processes import ScratchFolder
 from tformer.training import assemble
 from tformer.training.adapters import BasePlaces, describe_adapters
@@ -39,7 +39,7 @@ from tformer.training.display import Console, TrainingDisplay, formats_of
 from tformer.training.embeddings import write_embeddings
 from tformer.training.first_look import baselines_of, first_look
 from tformer.training.loggers import LoggedRun, Loggers, Status, logger_names
-from tformer.training.loop import Components, Hooks, Trainer
+from tformer.training.loop import Components, Hooks, Score, Trainer, constant_metric
 from tformer.training.options import TrainOptions
 from tformer.training.parallel import parallel_of
 from tformer.training.plan import plan
@@ -62,6 +62,9 @@ PREPARING, PREPARING_SECONDS = 0.5, 10.0
 
 SHORT_TRAINING = 20.0
 """Seconds of a training that needs no forecast."""
+
+VALIDATIONS_OF_A_CONSTANT = 3
+"""Validations in a row with the same value of `training.best_metric`, after which a note names it."""
 
 RATE_DIGITS = 6
 """Digits of learned LayerDrop rates in log lines; enough that they still average to the configured rate."""
@@ -152,6 +155,8 @@ class Session:
         self.prepared, self.console, self.work, self.began, self.worker = prepared, console, work, began, worker
         self.should_stop = work.should_stop
         self.last_values: dict[str, Any] = {}  # of a validation
+        self.validations: list[dict[str, Any]] = []  # the last few
+        self.named_constant = False
         self.final_values: dict[str, Any] | None = None  # of the best checkpoint on all held-out data
         self.last_sample = ""
         self.pace = Pace(counts_each_step=prepared.device.type == "cpu")
@@ -320,7 +325,7 @@ class Session:
             if not self.state.validated:  # this validation will be repeated; it may or may not have been written
                 step = self.state.step
                 kept = [each for each in run.metrics() if (each.get("step"), each.get("split")) != (step, "valid")]
-                write_text(run.metrics_path, "".join(metrics_line(record) for record in kept))
+                write_text(run.metrics_path, "".join(json_text(record) for record in kept))
                 cut_samples(run.path / "samples.txt", step - 1)
             tokenizer, target = self.prepared.data.tokenizer, self.prepared.data.target_tokenizer
             if tokenizer is not None:
@@ -503,7 +508,7 @@ class Session:
             )
         return part * seconds
 
-    def _save(self, state: TrainerState, score: float | None) -> None:
+    def _save(self, state: TrainerState, score: Score | None) -> None:
         if self.prepared.recipe.training.minutes is not None:
             state.spent = self._spent_before + time.monotonic() - self.began
         self.checkpoints.save(self.run, state, score)
@@ -583,6 +588,12 @@ class Session:
         if self.should_stop() or any(polled):
             return None
         self.last_values = values
+        self.validations = [*self.validations[1 - VALIDATIONS_OF_A_CONSTANT :], values]
+        if len(self.validations) == VALIDATIONS_OF_A_CONSTANT and not self.named_constant:
+            note = constant_metric(self.validations, self.prepared.recipe.training.best_metric)
+            if note is not None:
+                self.console.print(note, markup=False)
+                self.named_constant = True
         return values
 
     def _validate(self, work: Work, share: float | None = None) -> dict[str, Any]:

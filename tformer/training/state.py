@@ -60,6 +60,7 @@ class TrainerState:
     tokens: Count = 0
     cursor: Annotated[dict[str, Any], _keys(epoch=Count, window=Count, batch=Count)] = field(default_factory=dict)
     best_score: Annotated[float, AllowInfNan(False)] | None = None  # lower is better
+    best_loss: Annotated[float, AllowInfNan(False)] | None = None  # of that validation: the lower of equal scores wins
     best_step: Count | None = None
     bad_validations: Count = 0
     skipped_steps: Count = 0

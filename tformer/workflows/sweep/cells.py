@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from tformer.checkpoint.run import RunDirectory
 from tformer.support.errors import InputError, RunInUseError, StorageError
 from tformer.support.files import read_object, write_text
-from tformer.support.formatting import finite_or_none
+from tformer.support.formatting import json_text
 from tformer.support.processes import Child, python_command
 from tformer.tasks import task_of
 from tformer.workers.work import ShouldStop
@@ -85,7 +85,7 @@ class Result:
 
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all."""
-        write_text(path, json.dumps(finite_or_none(asdict(self)), ensure_ascii=False, allow_nan=False, indent=1) + "\n")
+        write_text(path, json_text(asdict(self), indent=1))
 
 
 STORED = TypeAdapter(Result)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 from tformer.metrics import lower_is_better
 from tformer.metrics.statistics import Stat
 from tformer.support.files import write_text
-from tformer.support.formatting import amount, csv_text, finite_number, finite_or_none, mebibytes, minutes_and_seconds
+from tformer.support.formatting import amount, csv_text, finite_number, json_text, mebibytes, minutes_and_seconds
 from tformer.workflows.sweep.cells import DONE, DROPPED, TRAINED, Result
 from tformer.workflows.sweep.grid import axes_of
 from tformer.workflows.sweep.halving import Ladder
@@ -251,8 +250,7 @@ def write_tables(plan: Plan, table: Table, results: Sequence[Result], out: Path)
         for result in results
     ]
     write_text(out / "cells.csv", _csv(trainings))
-    text = json.dumps(finite_or_none(document(plan, table, results)), ensure_ascii=False, allow_nan=False, indent=1)
-    write_text(out / "table.json", text + "\n")
+    write_text(out / "table.json", json_text(document(plan, table, results), indent=1))
 
 
 def markdown(table: Table) -> str:
