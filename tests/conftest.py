@@ -17,6 +17,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tformer.recipe import sizes
 from tformer.support.processes import available_cores
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", os.environ.get("TFORMER_TEST_CUDA", ""))
@@ -74,6 +75,7 @@ class Outcome:
 def _private_surroundings(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees the user's cache or measures the machine, and none reaches for a network."""
     monkeypatch.setenv("TFORMER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.setattr(sizes, "SLOW_OPERATIONS", 0.0)  # however busy this machine is
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("TFORMER_KERNELS", "on")  # also for models that would not be worth compiling them
 

@@ -182,7 +182,7 @@ def test_batch_size_and_batch_tokens_in_one_layer_are_refused(write: Write) -> N
 def test_arch_alone_chooses_a_preset_and_says_so() -> None:
     chosen = load_recipe(arch="gpt")
     assert chosen.recipe.preset == "tiny"
-    assert chosen.notes[0].startswith("preset gpt/tiny: the default, as no --preset was given (others: small")
+    assert chosen.notes[0] == "model size: preset gpt/tiny (--preset NAME for another)"
     assert load_recipe().recipe == chosen.recipe
     assert load_recipe(arch="gpt", preset="tiny").notes == []
 

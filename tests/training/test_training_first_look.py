@@ -63,8 +63,8 @@ def test_copying_is_perfect_for_equal_sides_and_worthless_for_others() -> None:
     ("accuracy", "words"),
     [
         (0.9, "accuracy 0.9000; always answering 'a' 0.5000"),
-        (0.5, "accuracy 0.5000; no better than always answering 'a' (0.5000)"),
-        (0.4, "accuracy 0.4000; worse than always answering 'a' (0.5000)"),
+        (0.5, "accuracy 0.5000; not yet better than always answering 'a' (0.5000)"),
+        (0.4, "accuracy 0.4000; not yet better than always answering 'a' (0.5000)"),
     ],
 )
 def test_a_model_that_is_not_better_than_a_guess_is_said_to_be_so(accuracy: float, words: str) -> None:
@@ -76,11 +76,11 @@ def test_a_model_that_is_not_better_than_a_guess_is_said_to_be_so(accuracy: floa
 def test_the_metric_of_the_run_is_compared_first_and_the_strongest_guess_named() -> None:
     baselines = {
         "unigram": {"guess": "by frequency", "perplexity": 600.0, "accuracy": 0.1},
-        "bigram": {"guess": "by the last token", "perplexity": 200.0},
+        "bigram": {"guess": "a bigram table", "perplexity": 200.0},
     }
     values = {"loss": 6.0, "perplexity": 300.0, "accuracy": 0.3}
     compared = compare(values, baselines, best_metric="loss")[0]
-    assert compared == "perplexity 300.00; worse than by the last token (200.00)"
+    assert compared == "perplexity 300.00; not yet better than a bigram table (200.00)"
     assert compare(values, baselines, best_metric="accuracy")[0] == "accuracy 0.3000; by frequency 0.1000"
     assert compare(values, {}, best_metric="loss") == ("perplexity 300.00", False)
     assert compare({}, baselines, best_metric="loss") == ("", False)
@@ -93,14 +93,15 @@ def test_a_language_model_beside_its_ngrams(tiny: Cli, cli: Cli, text_file: Path
     trained = tiny("--out", "run")
     lines, stored = last_lines(trained.err), json.loads(Path("run", FILE).read_text())
     assert trained.out == "run\n" and lines["result"] == "run (checkpoint: step 12)"
-    assert f"worse than guessing by the last token ({stored['bigram']['perplexity']:,.2f})" in lines["quality"]
+    bigram = f"{stored['bigram']['perplexity']:,.2f}"
+    assert lines["quality"].endswith(f"; not yet better than a bigram table ({bigram}): train longer")
     assert shlex.split(lines["next"]) == [*["tformer", "train", "--resume", "--out", "run", "--max-steps", "24"]]
     assert stored["bigram"]["loss"] < stored["unigram"]["loss"]
     assert report(cli, "run")["baseline"] == report(cli, "run/checkpoints/step-00000012")["baseline"] == stored
     assert report(cli, "run", "--data", text_file)["baseline"] == {}  # its tokens were not counted
     shown = cli("evaluate", "run").out.splitlines()
     assert [line.split()[0] for line in shown[-2:]] == ["baseline", "baseline"]
-    assert shown[-1].endswith("(guessing by the last token)")
+    assert shown[-1].endswith("(a bigram table)")
 
 
 def test_a_resumed_run_keeps_its_baseline_and_one_that_is_not_done_says_how_to_go_on(tiny: Cli, cli: Cli) -> None:

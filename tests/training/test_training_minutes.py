@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +16,13 @@ from tests.training.pair_makers import metrics, weights_of
 from tformer.checkpoint.read import read_checkpoint
 from tformer.cli import train
 from tformer.optim.schedules import build_schedule
-from tformer.recipe import load_recipe
-from tformer.recipe.sizes import LADDERS, TEXT
+from tformer.recipe import load_recipe, sizes
+from tformer.recipe.sizes import LADDERS, SLOW_OPERATIONS, TEXT
 from tformer.support.errors import InputError
-from tformer.training import clock, loop, plan, session
+from tformer.support.formatting import in_words
+from tformer.training import clock, loop, plan, request, session
 from tformer.training.loop import Trainer
+from tformer.training.options import TrainOptions
 from tformer.training.session import Session
 from tformer.workers.work import Work
 
@@ -164,7 +167,7 @@ def planned(
     done = cli("train", "--arch", "gpt", "--data", text_file, "--minutes", minutes, "--dry-run", "--json", *words)
     assert done.code == 0, done.err
     shown: dict[str, Any] = json.loads(done.out)
-    return shown
+    return shown | {"said": " ".join(done.err.split())}
 
 
 def test_a_fast_device_and_a_long_time_get_a_larger_model(
@@ -176,6 +179,8 @@ def test_a_fast_device_and_a_long_time_get_a_larger_model(
         """The last but one of the sizes fits, or the last."""
         return len(planned(cli, text_file, monkeypatch, rate, minutes, *PIECES)["sizes"])
 
+    said = [planned(cli, text_file, monkeypatch, rate, 2.0, *PIECES)["said"] for rate in (1e9, 1e17)]
+    assert ["for each parameter; 20 would be usual: give it more minutes" in each for each in said] == [True, False]
     faster = [tried(rate, 2.0) for rate in (1e9, 1e11, 1e12, 1e17)]
     assert faster == sorted(faster) and faster[0] < faster[-1] == len(TEXT.sizes)
     longer = [tried(1e11, minutes) for minutes in (1.0, 10.0, 100.0)]
@@ -257,7 +262,7 @@ def test_data_that_take_most_of_the_time_end_the_command(
     monkeypatch.setattr(session, "PREPARING_SECONDS", 0.0)
     words = ("train", "--config", tiny_recipe, "--data", text_file, "--out", tmp_path / "run", "--minutes", 1e-6)
     done = cli(*words)
-    assert done.code == 2 and "tokenizing the data takes more than half of the time" in " ".join(done.err.split())
+    assert done.code == 2 and "tokenizing the data takes nearly all of the time" in " ".join(done.err.split())
     assert not (tmp_path / "run").exists()
 
 
@@ -290,6 +295,46 @@ def test_what_a_guess_reaches_is_measured_before_the_steps_whose_number_depends_
     monkeypatch.setattr(Trainer, "run", run_then)
     start("run")
     assert found == [True]
+
+
+@pytest.mark.parametrize(
+    ("words", "rate", "pieces", "ngram"),
+    [
+        ({"arch": "gpt"}, 20e9, 512, 4),
+        ({"arch": "llama"}, 20e9, 512, 4),
+        ({"arch": "gpt"}, 200e9, 2048, 1),
+        ({"arch": "gpt", "minutes": 20.0}, 20e9, 2048, 1),
+        ({"arch": "gpt", "sets": ("tokenizer.train.vocab_size=4096",)}, 20e9, 4096, 1),
+        ({"arch": "gpt", "sets": ("model.embedding.ngram=2",)}, 20e9, 512, 2),
+        ({"arch": "roberta"}, 20e9, 8000, 1),
+        ({"arch": "gpt", "preset": "mini", "minutes": 2.0}, 20e9, 2048, 1),
+    ],
+)
+def test_few_operations_are_spent_on_few_pieces_unless_the_user_sets_their_number(
+    words: dict[str, Any], rate: float, pieces: int, ngram: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sizes, "SLOW_OPERATIONS", SLOW_OPERATIONS)
+    monkeypatch.setattr(request, "products_per_second", lambda device: rate)
+    start = request.find_start(TrainOptions(**words))
+    for recipe in start.sizes or (start.recipe,):
+        assert (recipe.tokenizer.train.vocab_size, recipe.model.embedding.ngram) == (pieces, ngram)
+    said = f"model size: chosen for {in_words(60 * words.get('minutes', 2.0))} (--preset NAME for a fixed one)"
+    assert (start.notes[:1] == (said,)) == ("preset" not in words)
+
+
+@pytest.mark.slow
+def test_sixty_steps_of_the_smallest_size_are_better_than_a_bigram_table(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread with AVX2 computes them in some 10 s: the first command on a slow machine beats a guess."""
+    monkeypatch.setattr(sizes, "SLOW_OPERATIONS", math.inf)
+    monkeypatch.setattr(plan, "measured_once", lambda key, measure: 1.0)
+    monkeypatch.setattr(train, "STARTED", time.monotonic())
+    done = cli(
+        "train", "--arch", "gpt", "--out", tmp_path / "run", "--minutes", 60, "--max-steps", 60, "--precision", "fp32"
+    )
+    assert done.code == 0, done.err
+    assert "a bigram table" in done.err and "not yet better" not in done.err
 
 
 def test_every_ladder_has_sizes_that_grow() -> None:

@@ -55,9 +55,9 @@ def succeed(outcome: Any) -> str:
 
 def test_a_long_validation_reads_a_share_and_says_so(tiny: Cli, cli: Cli, costly: None) -> None:
     said = succeed(tiny("--out", "run"))
-    assert "of the held-out data, evenly spread: all of it would take" in said and "--full-validation" in said
     share = share_of(Path("run"))
     assert share is not None and 0 < share < 1
+    assert f"validation reads {100 * share:.2g} % of the held-out texts, to save time" in said
     capped = [record["tokens"] for record in metrics(Path("run"))]
     whole = json.loads(cli("evaluate", "run", "--json").out)
     assert len(capped) == 2 and capped[0] == capped[1] < whole["tokens"]
@@ -66,14 +66,14 @@ def test_a_long_validation_reads_a_share_and_says_so(tiny: Cli, cli: Cli, costly
 
 def test_full_validation_reads_all(tiny: Cli, cli: Cli, costly: None) -> None:
     said = succeed(tiny("--out", "run", "--full-validation"))
-    assert "held-out data, evenly spread" not in said and share_of(Path("run")) == 1.0
+    assert "of the held-out texts" not in said and share_of(Path("run")) == 1.0
     whole = json.loads(cli("evaluate", "run", "--checkpoint", "latest", "--json").out)
     last = metrics(Path("run"))[-1]
     assert (last["tokens"], last["loss"]) == (whole["tokens"], pytest.approx(whole["loss"]))
 
 
 def test_what_takes_seconds_is_read_whole(tiny: Cli) -> None:
-    assert "held-out data, evenly spread" not in succeed(tiny("--out", "run"))
+    assert "of the held-out texts" not in succeed(tiny("--out", "run"))
     assert share_of(Path("run")) is None
 
 
@@ -115,7 +115,7 @@ def test_fine_tuning_plans_for_its_own_data(tiny: Cli, cli: Cli, costly: None, t
 
 def test_a_training_by_time_has_a_share_too(tiny: Cli, cli: Cli, costly: None, monkeypatch: Any) -> None:
     monkeypatch.setattr(validations, "MOST_VALIDATING", 1e-6)
-    assert "held-out data, evenly spread" in succeed(tiny("--out", "run", "--minutes", "0.05"))
+    assert "of the held-out texts, to save time" in succeed(tiny("--out", "run", "--minutes", "0.05"))
     share, every = share_of(Path("run")), load_recipe(config="run/recipe.yaml").recipe.training.eval_every
     assert share is not None and isinstance(every, int)
     succeed(cli("train", "--config", "run/recipe.yaml", "--out", "again"))
@@ -307,7 +307,7 @@ def test_a_training_by_time_tries_out_decoding_and_validates_on_what_leaves_it_t
              "--max-steps", "12")  # fmt: skip
     said = succeed(cli(*words, "--out", tmp_path / "run"))
     assert tried == [True] and "not decoded" in said
-    assert share_of(tmp_path / "run") == clock.LEAST_SHARE and "validating on 0.05 of the held-out data" in said
+    assert share_of(tmp_path / "run") == clock.LEAST_SHARE and "validation reads 5 % of the held-out texts" in said
     assert {record["examples"] for record in metrics(tmp_path / "run")} == {1}
 
 

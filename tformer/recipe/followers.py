@@ -42,7 +42,8 @@ def follow(draft: Draft, below: Draft) -> list[str]:
 
     below: the draft before that layer.
     """
-    notes = [*_kinds(draft, below), *_limits(draft, below), *_timed_schedule(draft, below)]
+    notes = [*_kinds(draft, below), *_limits(draft, below)]
+    _time_schedule(draft, below)
     for stack in (("model", "encoder"), ("model", "decoder"), ("generator", "encoder"), ("generator", "decoder")):
         if isinstance(value_at(stack, below.data), dict) and isinstance(value_at(stack, draft.data), dict):
             notes += _follow_width(draft, below, stack)
@@ -108,8 +109,8 @@ TIMED_DECAY = 0.5
 """Part of the steps in which a timed rate decays, where the replaced schedule states none."""
 
 
-def _timed_schedule(draft: Draft, below: Draft) -> Iterator[str]:
-    """The schedule whose end the clock decides, in place of one that needs the number of steps; and back."""
+def _time_schedule(draft: Draft, below: Draft) -> None:
+    """Set the schedule whose end the clock decides, in place of one that needs the number of steps; and back."""
     kind, minutes = ("schedule", "kind"), ("training", "minutes")
     old, timed = value_at(kind, draft.data) or "cosine", value_at(minutes, draft.data) is not None
     if _gives(draft, below, kind) or timed == (old == "timed") or not (_gives(draft, below, minutes) or not timed):
@@ -130,8 +131,6 @@ def _timed_schedule(draft: Draft, below: Draft) -> Iterator[str]:
     for name in ("eval_every", "save_every"):
         if not _gives(draft, below, ("training", name)):
             draft.assign(f"training.{name}", None, origin)
-    if old != "wsd":
-        yield f"the learning rate is constant, then falls by the clock (instead of schedule.kind {old})"
 
 
 def _named(draft: Draft, path: KeyPath) -> str:

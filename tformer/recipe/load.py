@@ -62,8 +62,12 @@ class Resolved:
     @property
     def length_by_default(self) -> bool:
         """Whether no flag, `--set` or file says how long to train."""
-        lengths = [self.origins[f"training.{name}"] for name in (*LENGTHS, "max_minutes")]
-        return all(label == DEFAULT.label or label.startswith("preset ") for label in lengths)
+        return self.is_free(*(f"training.{name}" for name in (*LENGTHS, "max_minutes")))
+
+    def is_free(self, *keys: str) -> bool:
+        """Whether no flag, `--set` or file gives the values at these dotted paths."""
+        labels = [self.origins.get(key, DEFAULT.label) for key in keys]
+        return all(label == DEFAULT.label or label.startswith("preset ") for label in labels)
 
 
 def load_recipe(

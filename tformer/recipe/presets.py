@@ -43,8 +43,7 @@ def default_preset(arch: str, *, has_data: bool = True) -> tuple[str, str]:
     if (preset := names.get(arch)) is None:
         known = ", ".join(list_presets()[arch])
         raise InputError(f"{arch} has no default preset, expected --preset", hint=f"known: {known}")
-    others = ", ".join(name for name in list_presets()[arch] if name != preset)
-    return preset, f"preset {arch}/{preset}: the default, as no --preset was given (others: {others})"
+    return preset, f"model size: preset {arch}/{preset} (--preset NAME for another)"
 
 
 class Choice(NamedTuple):

@@ -6,7 +6,7 @@ fitted to trainings of all sizes (configs/README.md). The largest size with at l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -79,6 +79,30 @@ CHARACTERS = Ladder(
     ),
     1.0,
 )
+FEW_PIECES = Ladder(
+    tuple(
+        Size(
+            layers,
+            128,
+            window=128,
+            tokens=1024,
+            values=(
+                ("tokenizer.train.vocab_size", 512),
+                ("optimizer.kind", "normuon"),
+                *NGRAMS,
+                ("model.embedding.ngram", 4),
+            ),
+            epochs=1.2,
+        )
+        for layers in (2, 3)
+    ),
+    1.0,
+)
+"""For few operations: few pieces occur often, and vectors of up to four of them hold what a table of n-grams knows."""
+
+SLOW_OPERATIONS = 1e13
+"""Operations of products that fill the training's time, below which 512 pieces are better than 2,048."""
+
 PAIRS = Ladder((Size(2, 128), Size(3, 192), Size(4, 256)), 0.5)
 
 LADDERS: dict[tuple[str, str], Ladder] = {
@@ -89,10 +113,15 @@ LADDERS: dict[tuple[str, str], Ladder] = {
 """The sizes of each family and kind of data; others have one size, that of their preset or of the choice by data."""
 
 
-def ladder_of(recipe: Recipe) -> Ladder | None:
-    """The sizes for a recipe's family, data and tokens."""
+def ladder_of(recipe: Recipe, operations: Callable[[], float]) -> Ladder | None:
+    """The sizes for a recipe's family, data and tokens.
+
+    operations: of the products that the machine computes in the time; asked only where the number of pieces may follow.
+    """
     ladder = LADDERS.get((recipe.arch, recipe.data_kind))
-    return CHARACTERS if ladder is TEXT and recipe.tokenizer.train.model == "char" else ladder
+    if ladder is TEXT and recipe.tokenizer.train.model == "char":
+        return CHARACTERS
+    return FEW_PIECES if ladder is TEXT and recipe.data_kind == "text" and operations() < SLOW_OPERATIONS else ladder
 
 
 MOST_LENGTH = {"vit": 2.0}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import math
 import os
 import platform
 import sys
@@ -25,7 +26,7 @@ import torch
 
 from tformer.support import files
 from tformer.support.errors import InputError, StorageError
-from tformer.support.formatting import amount, whole_number
+from tformer.support.formatting import whole_number
 
 # PyTorch keeps as many products beside oneDNN's, in each thread; see `bound_products`.
 os.environ.setdefault("LRU_CACHE_CAPACITY", "16")
@@ -216,20 +217,16 @@ def resolve_precision(name: str, device: torch.device, *, rows: int, d_model: in
     if device.type == "cuda" and torch.cuda.get_device_capability(device) >= BF16_CAPABILITY:
         # Not measured: small products take the time of their start in either format.
         return Precision("bf16", "this GPU has bf16 instructions")
+    if device.type == "cpu" and has_bf16_instructions():
+        return Precision("bf16", "this CPU has bf16 instructions")
     shape = {"rows": min(rows, 8192), "inner": d_model, "columns": d_ff}
     # Emulated bf16 is slow, so the measurement is short.
     slow = matmul_flops_per_second(torch.float32, device, **shape, seconds=0.02)
     fast = matmul_flops_per_second(torch.bfloat16, device, **shape, seconds=0.02)
-    rates = f"bf16 multiplies at {amount(fast, 'FLOP/s')} here, fp32 at {amount(slow, 'FLOP/s')}"
-    reason = "this CPU has bf16 instructions; " if device.type == "cpu" and has_bf16_instructions() else ""
-    return Precision(_faster_format(slow, fast, device), reason + rates)
-
-
-def _faster_format(fp32: float, bf16: float, device: torch.device) -> PrecisionName:
-    """The format that `auto` chooses for training, by the rates of its products."""
-    if device.type == "cpu" and has_bf16_instructions():
-        return "bf16"
-    return "bf16" if bf16 >= MIN_SPEEDUP * fp32 else "fp32"
+    is_faster = fast >= MIN_SPEEDUP * slow
+    times = fast / slow if is_faster else slow / fast
+    faster = "as fast" if times < MIN_SPEEDUP else f"{times:.{0 if times >= 2 else 1}f} times as fast"
+    return Precision("bf16" if is_faster else "fp32", f"{faster} as {'fp32' if is_faster else 'bf16'} on this machine")
 
 
 SPEED_FOLDER = "speed"  # in the cache
@@ -253,6 +250,22 @@ def measured_once(key: object, measure: Callable[[], float]) -> float:
             file.parent.mkdir(parents=True, exist_ok=True)
             files.write_file(file, [json.dumps({"seconds": found}).encode()])
     return found
+
+
+def products_per_second(device: torch.device) -> float:
+    """Mean FLOP/s of fp32 products, measured once: less on a machine that is busy then; infinite for a GPU."""
+    if device.type != "cpu":
+        return math.inf
+
+    def seconds_of_one() -> float:
+        left = torch.ones(256, 512)
+        calls, began = 0, time.perf_counter()
+        while not calls or time.perf_counter() - began < PROBE_SECONDS:
+            torch.mm(left, left.t())
+            calls += 1
+        return (time.perf_counter() - began) / calls
+
+    return 2.0 * 256 * 256 * 512 / measured_once("products", seconds_of_one)
 
 
 def _stored_seconds(file: Path) -> float | None:

@@ -48,7 +48,7 @@ BATCH_SAMPLES = 64
 LABEL_WIDTH, MAX_LABELS = 24, 3
 
 BY_FREQUENCY = "guessing by frequency alone"
-BY_LAST_TOKEN = "guessing by the last token"
+BY_LAST_TOKEN = "a bigram table"
 
 
 def text_baselines(train: Sequence[TokenCorpus], held_out: Sequence[TokenCorpus], *, num_ids: int) -> Baselines:

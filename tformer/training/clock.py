@@ -35,8 +35,8 @@ RECENT_GROUPS = 6
 NOTICED, CHANGED = 8, 1.4
 """If the mean time of this number of last groups differs by this factor from the mean before, the machine changed."""
 
-RESERVE_SECONDS = 2.0
-"""For the baselines and the end of the command, after the last checkpoint."""
+RESERVE_SECONDS, MOST_BUSY = 2.0, 4.0
+"""For the end of the command, after the last checkpoint; up to this number of times as long on a busy machine."""
 
 LATE_SHARE, LATE_SECONDS = 0.025, 5.0
 """Part of the whole time, and least number of seconds, after its end when steps and validations are broken off."""
@@ -192,6 +192,7 @@ class Clock:
         most_steps: a limit that the recipe sets, too.
         planned_steps: expected number of steps, before any is measured.
         points: of a resumed run whose decay has begun.
+        reserve: seconds that the end of the command takes.
 
     Attributes:
         every: steps between two decisions, the same in all processes: few enough that none comes too late.
@@ -206,6 +207,7 @@ class Clock:
     planned_steps: int
     most_steps: int = NEVER
     points: Points = ()
+    reserve: float = RESERVE_SECONDS
 
     def __post_init__(self) -> None:
         self.every = max(1, min(50, min(self.planned_steps, self.most_steps) // 200))
@@ -224,7 +226,7 @@ class Clock:
         """The new points of the line after finished step `step`; None where nothing changes."""
         if self.pace.step_seconds() is None:
             return None
-        left = self.end - RESERVE_SECONDS - self.pace.now()
+        left = self.end - self.reserve - self.pace.now()
         every = {"eval_every": eval_every, "save_every": save_every}
         fitting = step + self.pace.steps_within(left, step, **every)
         last = max(step + 1, min(fitting, self.most_steps))

@@ -44,7 +44,9 @@ def first_look(
     values = records.get("final") or records.get("valid", {})
     formats = FORMATS | formats_of(recipe)
     quality, is_worse = compare(values, baselines, best_metric=recipe.training.best_metric, formats=formats)
+    is_improving = is_worse and step == state.step
     if quality:
+        quality += ": train longer" if is_improving else ""
         say(f"quality   {visible(quality)}" + ("; on all held-out data" if "final" in records else ""))
     again = ["train", "--resume", "--out", str(run.path)]
     command, *options = data.first_try
@@ -53,7 +55,7 @@ def first_look(
     words = [command, str(run.path), *options]
     if state.step < recipe.training.max_steps and not state.finished:
         words = again
-    elif is_worse and step == state.step:  # it was still improving
+    elif is_improving:
         minutes, steps = recipe.training.minutes, recipe.training.max_steps
         words = [*again, *(("--max-steps", str(2 * steps)) if minutes is None else ("--minutes", f"{2 * minutes:g}"))]
     say(f"next      {visible(shlex.join(['tformer', *words]))}")
@@ -95,7 +97,6 @@ def compare(
     guesses = [(lower_is_better(metric, each[metric]), each["guess"], each[metric]) for each in rivals[metric]]
     best, guess, value = min(guesses, default=(math.inf, "", 0.0))
     if best <= score:
-        word = "no better" if best == score else "worse"
-        return f"{shown}; {word} than {guess} ({number.format(value)})", True
+        return f"{shown}; not yet better than {guess} ({number.format(value)})", True
     others = ", ".join(f"{guess} {number.format(value)}" for _, guess, value in guesses)
     return (f"{shown}; {others}" if others else shown), False

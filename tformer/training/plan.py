@@ -22,7 +22,7 @@ from tformer.cost.flops import example_flops, mean_lengths
 from tformer.objectives.base import Objective
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import BATCH_SIZES, Training
-from tformer.recipe.sizes import ladder_of, with_dropout
+from tformer.recipe.sizes import with_dropout
 from tformer.support.device import Precision, measured_once
 from tformer.support.errors import InputError
 from tformer.support.formatting import in_words
@@ -41,6 +41,9 @@ TIMED_STEPS, TIMED_SECONDS = 8, 1.0
 
 LONGEST_STEP, LONGEST_EXAMPLE = 1 / 20, 1 / 4
 """Maximum of a step as a part of the time, by a smaller batch; of one example, which no batch makes smaller."""
+
+SHORTEST = 0.1
+"""Seconds of a step that suit any time; and where little of it is left, a step takes at most a fifth of that."""
 
 SLOWEST = 16
 """A step of a small model on a busy machine takes up to this number of times as long as its products alone."""
@@ -89,12 +92,14 @@ def plan(prepared: Prepared, *, began: float, work: Work, worker: Worker) -> Pre
     tried: list[Prepared] = []
     found: list[Alternative] = []
     if worker.leads:
-        ladder = ladder_of(prepared.recipe)
-        needed = 0.0 if ladder is None else ladder.tokens_per_parameter
+        needed = prepared.start.tokens_per_parameter
         enough = time.monotonic() + TIMING_SHARE * total
         with work.progress("timing steps"):
             for index, size in enumerate(given):
-                sizes[index], seconds = _with_short_steps(size, of_size, total, worker.world_size)
+                left = max(0.0, began + total - time.monotonic())
+                longest = max(SHORTEST, min(LONGEST_STEP * total, left / 5)) * worker.world_size
+                sizes[index], seconds = _with_short_steps(size, of_size, longest, total)
+                seconds /= worker.world_size
                 tried.append(of_size(sizes[index]))
                 of_whole = sizes[index] is size
                 found.append(_alternative(tried[-1], seconds, began + total, needed if of_whole else math.inf))
@@ -104,7 +109,8 @@ def plan(prepared: Prepared, *, began: float, work: Work, worker: Worker) -> Pre
     number, steps = worker.share(lambda: (number := max(fitting, default=0), found[number].steps))
     if worker.leads and resumed is None:
         limit = ", the most that suits the data" if steps == prepared.recipe.training.max_steps else ""
-        work.note(f"plan for {in_words(total)}: {found[number]}{limit}")
+        few = "; 20 would be usual: give it more minutes" if found[number].tokens_per_parameter < needed else ""
+        work.note(f"plan for {in_words(total)}: {found[number]}{limit}{few}")
         if sizes[number] is not given[number]:
             whole, own = (each.training for each in (given[number], sizes[number]))
             unit = "examples" if own.batch_size else "tokens"
@@ -143,14 +149,14 @@ def _with_size(prepared: Prepared, size: Recipe, *, work: Work, processes: int) 
 
 
 def _with_short_steps(
-    size: Recipe, of_size: Callable[[Recipe], Prepared], total: float, processes: int
+    size: Recipe, of_size: Callable[[Recipe], Prepared], longest: float, total: float
 ) -> tuple[Recipe, float]:
-    """A size, with a smaller batch where a step would be too long for the time, and about the seconds of its step.
+    """A size, with a smaller batch where a step would be longer than `longest`, and about the seconds of its step.
 
     Timed is a batch that is short by its operations; the time of others grows at most in proportion.
     Raises InputError where even the products of one example take too long.
     """
-    whole, longest = of_size(size), LONGEST_STEP * total * processes
+    whole = of_size(size)
     source, target = mean_lengths(whole.data.samples, whole.data.tokens_per_sample)
     models = whole.shapes.main, whole.shapes.generator
     flops = example_flops(whole.recipe, *models, source_length=source, target_length=target).training
@@ -172,7 +178,7 @@ def _with_short_steps(
     short = of_size(_smaller(size, timed))
     seconds = timed * measured_once(_key(short), lambda: _time_steps(short, longest))
     times = times_smaller(seconds)
-    return _smaller(size, times), seconds / times / processes
+    return _smaller(size, times), seconds / times
 
 
 def _smaller(recipe: Recipe, times: int) -> Recipe:

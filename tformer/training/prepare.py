@@ -174,7 +174,7 @@ def prepare(start: Start, work: Work, *, processes: int = 1) -> Prepared:
         work.note(f"model: {shapes.main.num_parameters():,} parameters{generator}")
     together = f"{processes} processes of " if processes > 1 else ""
     threads = f"{together}{plural(torch.get_num_threads(), 'thread')}"
-    work.note(f"{precision.name} on {device}, {threads}: {precision.reason}")
+    work.note(f"number format: {precision.name} ({precision.reason}); {device}, {threads}")
     vectors = read_embeddings(recipe, data, work) if start.resumed is None else {}
     return Prepared(recipe, start, data, device, precision, shapes, recipe.training.parallel, minutes, vectors)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,12 +19,13 @@ from tformer.recipe import Resolved, load_recipe, recipe_from_yaml, recipe_to_ya
 from tformer.recipe.body_defaults import follow_body
 from tformer.recipe.data_defaults import DataChoice, choose_by_data
 from tformer.recipe.followers import UNLIMITED_STEPS
-from tformer.recipe.overrides import DEFAULT
 from tformer.recipe.recipe import Embeddings, Recipe, Teacher, Tokenizer
 from tformer.recipe.sections import Columns, LoraBase
 from tformer.recipe.sizes import DEFAULT_MINUTES, MOST_LENGTH, STACKS, ladder_of, sized
+from tformer.support.device import products_per_second, resolve_device
 from tformer.support.errors import InputError
 from tformer.support.files import RUNS
+from tformer.support.formatting import in_words
 from tformer.tasks import survey_of
 from tformer.tasks.base import TrainingStart
 from tformer.training.options import TrainOptions
@@ -56,6 +58,7 @@ class Start(TrainingStart):
         may_exist: of --resume: the directory may hold a run.
         run: of --resume: the run, locked since before its checkpoint was read.
         sizes: of a new training by time: its recipe in every size, from the smallest to the largest.
+        tokens_per_parameter: the same as in `Ladder`; 0 for a training in one size.
         dropout: the same as in `Ladder`; None: the user has set it.
         new_time: of --resume with --minutes: the time counts from now on.
     """
@@ -65,6 +68,7 @@ class Start(TrainingStart):
     may_exist: bool = False
     run: RunDirectory | None = None
     sizes: tuple[Recipe, ...] = ()
+    tokens_per_parameter: float = 0.0
     dropout: tuple[int, float] | None = None
     new_time: bool = False
 
@@ -410,9 +414,14 @@ def _new(options: TrainOptions) -> Start:
         more |= {key: LENGTH_KEYS[key](length * longest) for key, length in lengths.items()}
     if choice is not None or more:
         resolved = load(by_data=choice, more=more)
-    recipe, ladder = resolved.recipe, None
-    if recipe.training.minutes is not None:
-        ladder = ladder_of(recipe)
+    recipe, seconds = resolved.recipe, 60 * (resolved.recipe.training.minutes or 0.0)
+
+    def operations() -> float:
+        if not resolved.is_free("tokenizer.path", "tokenizer.train.model", "tokenizer.train.vocab_size"):
+            return math.inf
+        return seconds * products_per_second(resolve_device(recipe.training.device))
+
+    ladder = ladder_of(recipe, operations) if seconds else None
     if ladder is None:
         return Start(recipe=recipe, notes=tuple(resolved.notes))
     base = choice or DataChoice(None, str(recipe.preset), {})
@@ -422,8 +431,13 @@ def _new(options: TrainOptions) -> Start:
         length = {} if size.epochs is None else {"training.max_epochs": size.epochs}
         if (found := load(by_data=of_size, more=more | length).recipe) not in sizes:  # flags may fix the size
             sizes.append(found)
-    dropouts = {resolved.origins.get(f"model.{side}.dropout", DEFAULT.label) for side in STACKS}
-    is_free = all(label == DEFAULT.label or label.startswith("preset ") for label in dropouts)
+    if len(sizes) > 1:
+        said = f"model size: chosen for {in_words(seconds)} (--preset NAME for a fixed one)"
+        resolved.notes[: choice is None] = [said]
     return Start(
-        recipe=sizes[0], notes=tuple(resolved.notes), sizes=tuple(sizes), dropout=ladder.dropout if is_free else None
+        recipe=sizes[0],
+        notes=tuple(resolved.notes),
+        sizes=tuple(sizes),
+        tokens_per_parameter=ladder.tokens_per_parameter,
+        dropout=ladder.dropout if resolved.is_free(*(f"model.{side}.dropout" for side in STACKS)) else None,
     )

@@ -34,7 +34,7 @@ from tformer.support.formatting import in_words, json_text
 from tformer.support.processes import ScratchFolder
 from tformer.training import assemble
 from tformer.training.adapters import BasePlaces, describe_adapters
-from tformer.training.clock import MOST_VALIDATING, Clock, Pace, Points, expected_seconds
+from tformer.training.clock import MOST_BUSY, MOST_VALIDATING, RESERVE_SECONDS, Clock, Pace, Points, expected_seconds
 from tformer.training.display import Console, TrainingDisplay, formats_of
 from tformer.training.embeddings import write_embeddings
 from tformer.training.first_look import baselines_of, first_look
@@ -49,7 +49,7 @@ from tformer.training.saving import Checkpoints
 from tformer.training.state import LossScaler, TrainerState
 from tformer.training.teacher import make_distillation
 from tformer.training.together import prepare_together, require_same_command
-from tformer.training.validations import plan_validations
+from tformer.training.validations import plan_validations, share_text
 from tformer.workers.launch import number_of_workers
 from tformer.workers.work import QUIET, Work
 from tformer.workers.worker import Worker, is_lost
@@ -57,8 +57,8 @@ from tformer.workers.worker import Worker, is_lost
 BAD_ROWS_FILE = "bad-rows.jsonl"
 """The rows of the data that `--bad-rows drop` left out, in the run directory."""
 
-PREPARING, PREPARING_SECONDS = 0.5, 10.0
-"""Maximum of the time of a training by time that its data may take, as a part and in seconds, the larger one."""
+PREPARING, PREPARING_SECONDS = 0.9, 10.0
+"""Part of the time of a training by time after which its data must be ready, and seconds that they have at least."""
 
 SHORT_TRAINING = 20.0
 """Seconds of a training that needs no forecast."""
@@ -98,7 +98,7 @@ def run_training(
             check_target(start)
         cache_dir = scratch if options.dry_run else None
         work = replace(work, note=partial(console.print, markup=False), cache_dir=cache_dir, workers=options.workers)
-        with _preparing(work, start.recipe.training.minutes) as own:
+        with _preparing(work, start.recipe.training.minutes, began) as own:
             prepared = prepare(start, own) if worker.world_size == 1 else prepare_together(start, own, worker)
         if prepared.recipe.training.minutes is not None and prepared.recipe.schedule.points is None:
             prepared = plan(prepared, began=began, work=work, worker=worker)
@@ -119,16 +119,16 @@ def run_training(
 
 
 @contextmanager
-def _preparing(work: Work, minutes: float | None) -> Iterator[Work]:
-    """The work of a preparation. Raises InputError where it takes too much of the time of a training by time."""
-    over = time.monotonic() + (math.inf if minutes is None else max(PREPARING_SECONDS, PREPARING * 60 * minutes))
+def _preparing(work: Work, minutes: float | None, began: float) -> Iterator[Work]:
+    """The work of a preparation. Raises InputError where it takes nearly all of the time of a training by time."""
+    over = max(time.monotonic() + PREPARING_SECONDS, began + PREPARING * 60 * (minutes or math.inf))
     try:
         yield replace(work, should_stop=lambda: work.should_stop() or time.monotonic() >= over)
     except Interrupted as error:
         if work.should_stop():
             raise
         raise InputError(
-            f"--minutes {minutes:g}: tokenizing the data takes more than half of the time",
+            f"--minutes {minutes:g}: tokenizing the data takes nearly all of the time",
             hint="give more minutes or less data; the same command again goes on where this one ended",
         ) from error
 
@@ -428,6 +428,7 @@ class Session:
         minutes, points = recipe.training.minutes, recipe.schedule.points
         if minutes is None or (points is not None and prepared.start.resumed is None):
             return None
+        busy = (time.monotonic() - self.began) / time.process_time()  # seconds for each one of this process
         return Clock(
             self.pace,
             end=self.began + 60 * minutes - self.state.spent,
@@ -437,6 +438,7 @@ class Session:
             planned_steps=prepared.planned_steps,
             most_steps=recipe.training.max_steps,
             points=points or (),
+            reserve=RESERVE_SECONDS * min(MOST_BUSY, max(1.0, busy)),
         )
 
     def _decide(self, trainer: Trainer, display: TrainingDisplay, step: int) -> Points | None:
@@ -502,10 +504,7 @@ class Session:
             share = float(f"{part * (prepared.recipe.training.valid_share or 1.0):.3g}")
             training = prepared.recipe.training.model_copy(update={"valid_share": share})
             self._change_recipe(prepared.recipe.model_copy(update={"training": training}))
-            self.work.note(
-                f"validating on {share:.2g} of the held-out data, so that all validations take at most "
-                f"{MOST_VALIDATING:.0%} of the time (--full-validation reads all)"
-            )
+            self.work.note(share_text(prepared, share))
         return part * seconds
 
     def _save(self, state: TrainerState, score: Score | None) -> None:

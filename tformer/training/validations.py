@@ -43,16 +43,18 @@ def plan_validations(prepared: Prepared, note: Callable[[str], None]) -> Prepare
         if share is not None:
             if final is None:
                 final = training.minutes is None and times <= number * MOST_AT_THE_END
-            took = f"{times:.0f} times as long as" if times >= 1.5 else f"{times:.0%} of the time of"
-            note(
-                f"validating on {share:.2g} of the held-out data, evenly spread: all of it would take {took} the "
-                "training (--full-validation reads all, as tformer evaluate does)"
-            )
+            note(share_text(prepared, share))
             if final and training.minutes is None:
                 note("the best checkpoint is measured on all of it at the end (--set training.final_validation=false)")
     updates = {"valid_share": share, "final_validation": final, "eval_every": every}
     updates["save_every"] = whole_steps(training.save_every, steps)
     return replace(prepared, recipe=recipe.model_copy(update={"training": training.model_copy(update=updates)}))
+
+
+def share_text(prepared: Prepared, share: float) -> str:
+    """The note on validations that read a share of the held-out data."""
+    unit = "images" if prepared.data.tokenizer is None else "texts"
+    return f"validation reads {100 * share:.2g} % of the held-out {unit}, to save time"
 
 
 def _share(prepared: Prepared, steps: int, validations: int, most: float) -> tuple[float | None, float]:
