@@ -25,7 +25,7 @@ from tformer.recipe.sections import BATCH_SIZES, Training
 from tformer.recipe.sizes import with_dropout
 from tformer.support.device import Precision, measured_once
 from tformer.support.errors import InputError
-from tformer.support.formatting import in_words
+from tformer.support.formatting import in_words, plural
 from tformer.training import assemble
 from tformer.training.clock import NEVER
 from tformer.training.loop import Components, Hooks, Observer, Trainer
@@ -113,10 +113,8 @@ def plan(prepared: Prepared, *, began: float, work: Work, worker: Worker) -> Pre
         work.note(f"plan for {in_words(total)}: {found[number]}{limit}{few}")
         if sizes[number] is not given[number]:
             whole, own = (each.training for each in (given[number], sizes[number]))
-            unit = "examples" if own.batch_size else "tokens"
-            work.note(
-                f"a step has {_batch(own):,} {unit} instead of {_batch(whole):,}, which take too much of the time"
-            )
+            size = plural(_batch(own), "example" if own.batch_size else "token")
+            work.note(f"a step has {size} instead of {_batch(whole):,}, which take too much of the time")
     chosen = tried[number] if tried else of_size(sizes[number])
     passes = steps * chosen.tokens_per_step / max(1.0, len(chosen.data.samples) * chosen.mean_length)
     most, rate = prepared.start.dropout or (math.inf, 0.0)

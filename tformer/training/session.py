@@ -34,7 +34,16 @@ from tformer.support.formatting import in_words, json_text
 from tformer.support.processes import ScratchFolder
 from tformer.training import assemble
 from tformer.training.adapters import BasePlaces, describe_adapters
-from tformer.training.clock import MOST_BUSY, MOST_VALIDATING, RESERVE_SECONDS, Clock, Pace, Points, expected_seconds
+from tformer.training.clock import (
+    MOST_BUSY,
+    MOST_VALIDATING,
+    NEVER,
+    RESERVE_SECONDS,
+    Clock,
+    Pace,
+    Points,
+    expected_seconds,
+)
 from tformer.training.display import Console, TrainingDisplay, formats_of
 from tformer.training.embeddings import write_embeddings
 from tformer.training.first_look import baselines_of, first_look
@@ -528,7 +537,8 @@ class Session:
         elif state.step < training.max_steps or not state.validated:
             why = "out of time" if state.step < last_step or not state.validated else "stopped as asked"
             saved = "saved" if state.step else "before the first step; no checkpoint was saved"
-            self.console.print(f"{why} at step {state.step} of {training.max_steps}: {saved}", markup=False)
+            of = f" of {training.max_steps}" if training.max_steps < NEVER else ""
+            self.console.print(f"{why} at step {state.step}{of}: {saved}", markup=False)
         if not self.worker.leads:
             return {}
         latest, best, device = self.run.latest(), self.run.best(), self.prepared.device
