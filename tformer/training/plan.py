@@ -113,8 +113,8 @@ def plan(prepared: Prepared, *, began: float, work: Work, worker: Worker) -> Pre
         work.note(f"plan for {in_words(total)}: {found[number]}{limit}{few}")
         if sizes[number] is not given[number]:
             whole, own = (each.training for each in (given[number], sizes[number]))
-            size = plural(_batch(own), "example" if own.batch_size else "token")
-            work.note(f"a step has {size} instead of {_batch(whole):,}, which take too much of the time")
+            fewer = plural(_batch(own), "example" if own.batch_size else "token")
+            work.note(f"a step has {fewer} instead of {_batch(whole):,}, which take too much of the time")
     chosen = tried[number] if tried else of_size(sizes[number])
     passes = steps * chosen.tokens_per_step / max(1.0, len(chosen.data.samples) * chosen.mean_length)
     most, rate = prepared.start.dropout or (math.inf, 0.0)
