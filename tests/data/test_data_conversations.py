@@ -39,7 +39,7 @@ def read(path: Path, **options: Any) -> list[Conversation]:
 
 
 def chat_corpus(source: Any, template: ChatTemplate, **options: Any) -> Any:
-    return marked_corpus(source, lambda row: [marked_ids(row, template)], key="", **options)
+    return marked_corpus(source, lambda row: [[ids] for ids in marked_ids(row, template)], key="", **options)
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +77,66 @@ def test_messages_may_stand_in_prompt_and_completion(tmp_path: Path) -> None:
     assert read(write(tmp_path / "rows.jsonl", [row]))[0].messages == [system, ASKED, ANSWERED]
 
 
+BESIDE = {"system": "Be brief.", "history": [["hi", "hello"], ASKED, ANSWERED]}
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if name != "text"])
+def test_system_and_history_beside_a_row_stand_before_its_messages(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", [ROWS[name] | BESIDE, ROWS[name] | {"system": "", "history": None}])
+    row, bare = read(path)
+    before = [("system", "Be brief."), ("user", "hi"), ("assistant", "hello"), ("user", "2 + 2?"), ("assistant", "4")]
+    assert [(each["role"], each["content"]) for each in row.messages[:5]] == before
+    assert row.messages[5:] == bare.messages and row.text.startswith("Be brief.\nhi\nhello\n")
+
+
+def test_two_system_prompts_are_refused_unless_they_are_one(tmp_path: Path) -> None:
+    for system in ({"role": "system", "content": "a"}, {"from": "system", "value": "a"}):
+        row = {"messages": [system, ASKED, ANSWERED], "system": "a"}
+        assert [each["role"] for each in read(write(tmp_path / "rows.jsonl", [row]))[0].messages].count("system") == 1
+        with pytest.raises(InputError, match=r"rows\.jsonl:1: found a system message after"):
+            read(write(tmp_path / "rows.jsonl", [row | {"system": "b"}]))
+
+
+def test_tool_calls_without_content_are_read_and_learned(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    rows = [
+        {"messages": [ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}], "tools": tools}
+        for tools in ([{"name": "f"}], '[{"name": "f"}]')
+    ]
+    found = read(write(tmp_path / "rows.jsonl", rows))
+    assert found[0].messages == found[1].messages and found[0].messages[1]["content"] is None
+    for row in found:
+        assert row.tools == [{"name": "f"}]
+        [ids] = marked_ids(row, ChatTemplate(tokenizer))
+        learned = tokenizer.decode((ids[ids >= LEARNED] % LEARNED).tolist())
+        assert learned.startswith('<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>')
+
+
+def test_unknown_roles_are_refused_with_row_and_known_roles(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    row = {
+        "conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}, {"from": "bing", "value": ""}]
+    }
+    [source] = open_conversations((SourceSpec(path=str(write(tmp_path / "rows.jsonl", [row]))),))
+    expected = r"rows.jsonl:1: message 3: found the role 'bing', the chat template knows system, user, assistant, tool"
+    with pytest.raises(InputError, match=expected):
+        chat_corpus(source, ChatTemplate(tokenizer), seq_len=64, overlong="drop")
+
+
+def test_answers_that_are_examples_of_their_own_are_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    so = "{{ 'so ' if loop.last and m.role == 'assistant' }}"
+    source = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
+        + so
+        + "{{ m.content + '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
+    path = write(tmp_path / "rows.jsonl", [{"messages": [ASKED, ANSWERED] * 2}] * 3)
+    [rows] = open_conversations((SourceSpec(path=str(path)),))
+    corpus = chat_corpus(rows, ChatTemplate(tokenizer, source), seq_len=64, overlong="drop")
+    assert len(corpus.document_offsets) - 1 == 6
+    assert "3 conversations are 6 examples: the chat template writes an answer in another way" in corpus.notes[0]
+
+
 def test_a_named_format_is_read_where_several_fit(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", [ROWS["messages"] | ROWS["text"]])
     assert read(path)[0].messages and not read(path, format="text")[0].messages
@@ -99,6 +159,11 @@ WRONG = {
     "parts": ({"messages": [{"role": "user", "content": [1]}]}, "message 1: expected content as text, found list"),
     "a number": ({"messages": [3]}, "message 1: expected an object with role and content, found 3"),
     "blank": ({"messages": [{"role": "assistant", "content": " "}]}, "rows.jsonl:2: no text"),
+    "history": ({**ROWS["messages"], "history": "x"}, "rows.jsonl:2: 'system' should be a text, 'history' a list"),
+    "calls": (
+        {"messages": [ASKED, ANSWERED | {"tool_calls": ["f"]}]},
+        "message 2: expected tool_calls as a list of obj",
+    ),
     "half a character": ({"messages": [{"role": "assistant", "content": "\ud800"}]}, "is half a character"),
     "half a role": ({"messages": [{"role": "\ud800", "content": "x"}, ANSWERED]}, "rows.jsonl:2: \\ud800 is half a"),
 }
@@ -141,7 +206,7 @@ def test_marks_of_a_corpus_are_those_of_the_template(tokenizer: Tokenizer, tmp_p
     [source] = open_conversations((SourceSpec(path=str(write(tmp_path / "rows.jsonl", [ROWS["messages"]] * 3))),))
     template = ChatTemplate(tokenizer)
     corpus = chat_corpus(source, template, seq_len=64, overlong="drop")
-    expected = template.encode([ASKED, ANSWERED])
+    expected = template.examples([ASKED, ANSWERED])[0]
     ids = corpus.slice(0, len(expected.ids))
     assert len(corpus.document_offsets) == 4
     assert (ids % LEARNED).tolist() == expected.ids and (ids >= LEARNED).tolist() == expected.answers.tolist()
@@ -170,7 +235,7 @@ def test_conversations_without_an_answer_are_counted(tokenizer: Tokenizer, tmp_p
     found = chat_corpus(some, template, seq_len=64, overlong="drop")
     assert len(found.document_offsets) == 2
     assert "1 of 2 conversations are without an answer that can be learned: left out" in found.notes[0]
-    with pytest.raises(InputError, match=r"none of 1 conversations is left: .* 1 without an answer") as error:
+    with pytest.raises(InputError, match=r"none of 1 conversations is left: 1 are without an answer") as error:
         chat_corpus(none, template, seq_len=64, overlong="drop")
     assert "{% generation %}" in (error.value.hint or "")
 

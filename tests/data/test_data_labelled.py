@@ -462,6 +462,24 @@ def test_known_names_are_found(names: str, expected: tuple[int, int | None, int]
     assert (roles.text, roles.text2, roles.label) == expected and roles.guessed
 
 
+@pytest.mark.parametrize("names", ["text;score\n", ""])
+def test_decimal_commas_are_numbers_where_the_column_is_one_throughout(names: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", names + "one text;3,5\ntwo texts;-0,125\na third;4\nand more;1,234\n")
+    assert [label for _, label in read(path, numeric_label=True)] == ["3.5", "-0.125", "4", "1.234"]
+    assert "decimal commas" in open_one(path, numeric_label=True).notes[0]
+    assert [label for _, label in read(path)][:2] == ["3,5", "-0,125"]  # classes stay as they are written
+
+
+@pytest.mark.parametrize(("last", "message"), [("3.5", "has a decimal point, the first ones a comma"), ("x", "finite")])
+def test_a_column_that_is_not_one_of_decimal_commas_throughout_is_refused(
+    last: str, message: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "a.csv", "text;score\n" + "one text;3,5\n" * 250 + f"two;{last}\n")
+    assert message in refusal(lambda: read(path, numeric_label=True)).message
+    early = write(tmp_path / "b.csv", f"text;score\none text;3,5\ntwo;{last}\n")
+    assert "'3,5' is not a finite number" in refusal(lambda: read(early, numeric_label=True)).message
+
+
 def test_a_score_is_preferred_for_a_regression() -> None:
     names, row = "label,relatedness,text_a,text_b", "neutral,4.5,a,b"
     assert choose(names, row).label == 0

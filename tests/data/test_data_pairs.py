@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
 import tempfile
 from pathlib import Path
 
@@ -207,3 +208,29 @@ def test_columns_are_shared_when_every_table_has_the_same(tmp_path: Path) -> Non
     assert shared_columns([opened[0], opened[1], opened[3]]) == ("source", "target")
     assert shared_columns(opened) is None and shared_columns(opened[3:]) is None
     assert shared_columns(opened[2:]) == (0, 1)
+
+
+# -- texts in an object ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", ["jsonl", "parquet"])
+def test_objects_of_translations_are_pairs_in_the_order_of_their_keys(format: str, tmp_path: Path) -> None:
+    rows = [{"id": n, "translation": {"de": f"Satz {n}", "en": f"text {n}"}} for n in range(3)]
+    path = tmp_path / f"rows.{format}"
+    if format == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+    opened = open_one(path)
+    assert [(row.source, row.target, row.id) for row in opened.rows()][1] == ("Satz 1", "text 1", "1")
+    chosen = "source in column 'de', target in column 'en', by their order"
+    assert opened.notes == (f"rows.{format}: {chosen}; --source-column en --target-column de turns them",)
+    [turned] = open_pairs([Spec(str(path))], columns=Columns(source="en", target="de"))
+    assert next(turned.rows()).source == "text 0" and turned.notes == ()
+
+
+def test_columns_of_languages_say_how_they_are_turned(tmp_path: Path) -> None:
+    named, known = write(tmp_path / "a.tsv", "en\tde\na b\tc\nd\te\n"), write(tmp_path / "b.tsv", "src\ttgt\na\tb\n")
+    assert "--source-column de --target-column en turns them" in open_one(named).notes[0]
+    assert "turns" not in open_one(known).notes[0]

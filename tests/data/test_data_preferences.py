@@ -57,6 +57,15 @@ def test_messages_come_in_four_forms(row: Any, tmp_path: Path) -> None:
     assert (found.prompt, found.chosen, found.rejected) == (None, [USER, GOOD], [USER, BAD])
 
 
+def test_system_and_history_stand_before_both_sides(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "short"}
+    for row in (TEXTS, {"prompt": "why", "chosen": [GOOD], "rejected": [BAD]}):
+        [found] = read(tmp_path, {**row, "system": "short", "history": [["hi", "so"]]})
+        for side, answer in ((found.chosen, GOOD), (found.rejected, BAD)):
+            assert found.prompt is None and side[:-1] == [system, *EARLIER, USER]
+            assert side[-1]["content"].strip() == answer["content"]
+
+
 def test_texts_and_messages_of_parquet_are_those_of_jsonl(tmp_path: Path) -> None:
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     for row in (TEXTS, {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}):
@@ -90,7 +99,7 @@ def test_of_conversations_the_answers_from_the_first_different_one_are_marked(to
     messages = [[*EARLIER, USER, each] for each in (GOOD, {**BAD, "content": "so no"})]
     sides = marked_sides(Preference(None, *messages, "", "x"), tokenizer, lambda: template)
     for side, own in zip(sides, messages, strict=True):
-        expected = template.encode(own)
+        expected = template.examples(own)[0]
         assert (side % SECOND).tolist() == expected.ids
         assert (side >= LEARNED).tolist() == [mark and place >= before for place, mark in enumerate(expected.answers)]
 
@@ -100,8 +109,8 @@ def corpus_of(tmp_path: Path, tokenizer: Tokenizer, rows: list[Any], **options: 
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     [source] = open_conversations(spec(path), kind=PreferenceTable)
     facts: dict[str, Any] = {"key": "k", "seq_len": 30, "overlong": "drop", "kind": WholeDocuments, **options}
-    encode = partial(marked_sides, tokenizer=tokenizer, template=partial(ChatTemplate, tokenizer))
-    return marked_corpus(source, encode, unit="preferences", **facts)
+    template = partial(ChatTemplate, tokenizer)
+    return marked_corpus(source, lambda row: [marked_sides(row, tokenizer, template)], unit="preferences", **facts)
 
 
 def test_a_template_is_made_once_for_all_rows(
@@ -146,6 +155,21 @@ def test_long_preferences_are_left_out_or_lose_their_end(tmp_path: Path, tokeniz
     assert np.diff(cut.document_offsets).max() <= 62 and "cut at their end" in cut.notes[0]
     with pytest.raises(InputError, match="none of 1 preferences is left: 1 are longer than 30 tokens"):
         corpus_of(tmp_path, tokenizer, rows[2:])
+
+
+def test_preferences_that_are_all_equal_are_counted_as_such(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    same = {"prompt": [USER], "chosen": [GOOD], "rejected": [{**GOOD, "name": "x"}]}  # equal in the template
+    with pytest.raises(InputError, match="none of 3 preferences is left: 3 are of two equal answers") as error:
+        corpus_of(tmp_path, tokenizer, [same] * 3)
+    assert error.value.hint is None
+    found = corpus_of(tmp_path, tokenizer, [same, TEXTS])
+    assert len(found.document_offsets) == 2 and "1 of 2 preferences are of two equal answers" in found.notes[0]
+    (tmp_path / "rows.jsonl").write_text(json.dumps({**TEXTS, "rejected": TEXTS["chosen"]}) * 1 + "\n")
+    [source] = open_conversations(spec(tmp_path / "rows.jsonl"), kind=PreferenceTable, reading=Reading(bad_rows="drop"))
+    with pytest.raises(
+        InputError, match="none of 1 preferences is left: 1 are left out: chosen and rejected are equal"
+    ):
+        marked_corpus(source, lambda row: [], key="k", seq_len=30, overlong="drop", unit="preferences")
 
 
 WRONG: dict[str, tuple[Any, str]] = {

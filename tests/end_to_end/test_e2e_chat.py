@@ -378,13 +378,13 @@ def test_templates_go_out_and_come_back(cli: Cli) -> None:
     theirs = transformers.AutoTokenizer.from_pretrained("hf")
     messages = [{"role": "user", "content": "say a"}, {"role": "assistant", "content": "a"}]
     found = theirs.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
-    assert found["input_ids"] == own.encode(messages).ids
-    assert found["assistant_masks"] == own.encode(messages).answers.astype(int).tolist()
+    assert found["input_ids"] == own.examples(messages)[0].ids
+    assert found["assistant_masks"] == own.examples(messages)[0].answers.astype(int).tolist()
     succeed(cli, "import", "hf", "--out", "back")
     back = tformer.load("back")
     assert back.tokenizer is not None
     template = ChatTemplate(back.tokenizer, back.recipe.tokenizer.chat_template)
-    assert template.encode(messages).ids == found["input_ids"]
+    assert template.examples(messages)[0].ids == found["input_ids"]
     assert succeed(cli, "generate", "back", "--chat", "--prompt", "say b", "--greedy").out == "b\n"
 
 

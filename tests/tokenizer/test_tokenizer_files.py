@@ -101,7 +101,11 @@ OTHERS = {
         "a SentencePiece model",
         "tformer tokenize {path.parent} ",
     ),
-    "tekken": (b'{"config": {"pattern": "x", "default_vocab_size": 9}}', "tekken.json", "AutoTokenizer.from_pretrained"),
+    "tekken": (
+        b'{"config": {"pattern": "x", "default_vocab_size": 9}}',
+        "tekken.json",
+        "AutoTokenizer.from_pretrained",
+    ),
     "tiktoken": (b"IQ== 0\nIg== 1\n", "tiktoken", "tformer train-tokenizer"),
     "pickle": (b"\x80\4\xff", "a pickle", "tformer train-tokenizer"),
 }

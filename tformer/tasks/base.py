@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +22,7 @@ from tformer.checkpoint.read import Checkpoint
 from tformer.data.batching.mixture import Samples
 from tformer.data.permutation import spread_evenly
 from tformer.data.shards.array_files import ArrayFile
-from tformer.data.sources.columns import parse_column
+from tformer.data.sources.columns import numbers_rows, parse_column
 from tformer.data.sources.files import Source
 from tformer.data.sources.reading import BadRows, Reading
 from tformer.decoding.prompts import task_prefix
@@ -34,11 +36,15 @@ from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, Data, SourceSpec
 from tformer.support.errors import InputError, NotFiniteError
 from tformer.support.files import STANDARD_INPUT
+from tformer.support.formatting import listed, plural
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import ShouldStop, Work
 
 COLUMNS = ("text", "text2", "label", "source", "target")
 """Roles of columns that an evaluation can name; the option of each is --ROLE-column."""
+
+COUNTED_ROWS, SHOWN_KEYS = 100_000, 10
+"""Rows in which keys that are not used are counted; of these keys in a message."""
 
 RowKeys = tuple[tuple[str, ...], ...]
 
@@ -355,9 +361,19 @@ class Task(ABC):
         """The report as lines of text."""
 
 
-def note_bad_rows(sources: Sequence[Source], work: Work) -> None:
-    """Say how many rows of each source were left out, and why."""
+def note_rows(sources: Sequence[Source], work: Work) -> None:
+    """Say how many rows of each source were left out, and why, and which keys and columns were not used."""
     for source in sources:
+        parts = (part for part in source.parts if hasattr(part, "records"))
+        unused = Counter(
+            key
+            for record, used in islice(chain.from_iterable(part.records() for part in parts), COUNTED_ROWS)
+            for key, value in record.items()
+            if value not in (None, "") and key not in used and not numbers_rows(key)
+        )
+        if unused:
+            named = listed([f"'{key}' ({plural(count, 'row')})" for key, count in unused.most_common()], SHOWN_KEYS)
+            work.note(f"{source.name}: not used: {named}")
         if (bad := BadRows(source.bad_rows())).total:
             work.note(f"{source.name}: {bad.total:,} rows left out: {bad}")
 

@@ -21,7 +21,7 @@ from tformer.objectives.base import ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Data, SourceSpec
 from tformer.support.errors import InputError
-from tformer.tasks.base import ChosenData, GivenExample, RowKeys, Tokenizers, note_bad_rows
+from tformer.tasks.base import ChosenData, GivenExample, RowKeys, Tokenizers, note_rows
 from tformer.tasks.masked_text import MaskedText
 from tformer.tasks.text import Corpora
 from tformer.tokenizer import Tokenizer
@@ -64,10 +64,10 @@ class Chat(MaskedText):
             }
         )
 
-    def encoder(self, tokenizer: Tokenizer, recipe: Recipe) -> tuple[Callable[[Any], Sequence[np.ndarray]], str]:
-        """(function of a row that gives the marked ids of its sequences, key of what it depends on)."""
+    def encoder(self, tokenizer: Tokenizer, recipe: Recipe) -> tuple[Callable[[Any], Sequence[Any]], str]:
+        """(function of a row that gives the marked ids of the sequences of its examples, key of what it depends on)."""
         template = ChatTemplate(tokenizer, recipe.tokenizer.chat_template)
-        return lambda row: [marked_ids(row, template)], f"{tokenizer.sha256} {template.source}"
+        return lambda row: [[ids] for ids in marked_ids(row, template)], f"{tokenizer.sha256} {template.source}"
 
     def corpus(self, source: Any, tokenizer: Tokenizer, recipe: Recipe, work: Work) -> TokenCorpus:
         """The rows of a source, those that are too long left out or cut. Errors: none is left."""
@@ -75,7 +75,7 @@ class Chat(MaskedText):
         how: dict[str, Any] = {"seq_len": recipe.seq_len, "overlong": recipe.data.overlong}
         with work.part(f"tokenizing {source.name}", unit=unit) as part:
             found = marked_corpus(source, encode, key=key, unit=unit, kind=self.corpus_type, work=part, **how)
-        note_bad_rows([source], work)
+        note_rows([source], work)
         return found
 
     def cut(
@@ -94,7 +94,7 @@ class Chat(MaskedText):
         tokenizer, _ = tokenizers
         assert tokenizer is not None and given.text is not None
         encode, _ = self.encoder(tokenizer, recipe)
-        sides = encode(self.given_row(given.text, given.text if given.target is None else given.target))
+        sides = encode(self.given_row(given.text, given.text if given.target is None else given.target))[-1]
         if (longest := max(map(len, sides))) > recipe.seq_len + 1:
             raise InputError(f"--text has {longest} tokens, the model reads {recipe.seq_len}")
         ids = np.concatenate(sides)

@@ -59,7 +59,7 @@ from tformer.tasks.base import (
     TrainingStart,
     bad_row_lines,
     choose_data,
-    note_bad_rows,
+    note_rows,
     positions_of,
     require_finite_loss,
     share_of_training,
@@ -252,7 +252,7 @@ class Labelled(Task):
         if not data.train:
             work.note("no --data: telling apart which package of Python's library a text is from (python-packages)")
         work.note(f"data: {len(rows):,} training examples, {len(valid):,} validation examples")
-        note_bad_rows([*sources, *valid_sources], work)
+        note_rows([*sources, *valid_sources], work)
         look = None
         if start.resumed is None:
             look = look_at(
@@ -307,7 +307,7 @@ class Labelled(Task):
         work.note_all(*sources)
         index = None if label_kind_of(recipe) == "score" else _index(recipe, recipe.data.labels)
         sources = [source.checked(index) for source in sources]
-        note_bad_rows(sources, work)
+        note_rows(sources, work)
         trained_on_pairs = recipe.data.columns.text2 is not None
         for source in sources:
             if not loaded.imported and source.has_text2 != trained_on_pairs:

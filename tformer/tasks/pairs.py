@@ -66,7 +66,7 @@ from tformer.tasks.base import (
     TrainingStart,
     bad_row_lines,
     hold_out,
-    note_bad_rows,
+    note_rows,
     require_finite_loss,
     share_of,
     share_of_training,
@@ -142,7 +142,7 @@ class Pairs(Task):
             found = (f"{part.name} {share / sum(shares):.1%}" for part, share in zip(parts, shares, strict=True))
             mixture = f"mixture: {', '.join(found)}"
         work.note_all(*sources, *valid_sources, *parts, held_out)
-        note_bad_rows([*sources, *valid_sources], work)
+        note_rows([*sources, *valid_sources], work)
         if not data.train:
             work.note("no --data: learning to read dates as people write them (builtin:dates)")
         if mixture:

@@ -45,10 +45,10 @@ class Preferences(Chat):
         has_messages = any(row.prompt is None for source in sources[:1] for row in islice(source.rows(), 1))
         return super().resolved(recipe, sources, tokenizer) if has_messages else recipe
 
-    def encoder(self, tokenizer: Tokenizer, recipe: Recipe) -> tuple[Callable[[Any], Sequence[np.ndarray]], str]:
+    def encoder(self, tokenizer: Tokenizer, recipe: Recipe) -> tuple[Callable[[Any], Sequence[Any]], str]:
         name = recipe.tokenizer.chat_template
         template = cache(partial(ChatTemplate, tokenizer, name))  # made once, and not for texts
-        return partial(marked_sides, tokenizer=tokenizer, template=template), f"{tokenizer.sha256} {name}"
+        return lambda row: [marked_sides(row, tokenizer, template)], f"{tokenizer.sha256} {name}"
 
     def cut(
         self, recipe: Recipe, corpora: Corpora, tokenizer: Tokenizer, *, room: int | None, moves: bool = True
@@ -92,9 +92,13 @@ def marked_sides(row: Preference, tokenizer: Tokenizer, template: Callable[[], C
         start = len(prompt)
     else:
         try:
-            found = [template().encode(messages) for messages in (row.chosen, row.rejected)]
+            sides = [template().examples(messages) for messages in (row.chosen, row.rejected)]
         except InputError as error:
             raise InputError(f"{row.place}: {error.message}", hint=error.hint) from error
+        found = [side[-1] for side in sides]
+        if len({tuple(tuple(each.ids) for each in side[:-1]) for side in sides}) > 1:
+            what = "answers before the last differ, which the chat template writes in another way once others follow"
+            raise InputError(f"{row.place}: {what}")
         ids, marks = [each.ids for each in found], [each.answers for each in found]
         start = len(commonprefix(ids))  # noqa: RUF071 (these are no paths)
         while start and marks[0][start - 1]:

@@ -36,6 +36,7 @@ from tformer.tasks.base import (
     Tokenizers,
     TrainingData,
     TrainingStart,
+    note_rows,
     positions_of,
     require_finite_loss,
     share_of_training,
@@ -145,6 +146,7 @@ class Tagged(Task):
         work.note(f"data: {len(train):,} training examples, {len(valid):,} validation examples")
         if recipe.data.labels:
             note_missing(recipe, _tags_of(train), _tags_of(valid), work)
+        note_rows([*sources, *valid_sources], work)
         context = text_context(recipe, tokenizer)
         objective = build_objective(recipe.objectives, context)
         return TrainingData(

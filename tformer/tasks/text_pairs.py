@@ -38,7 +38,7 @@ from tformer.tasks.base import (
     TrainingData,
     TrainingStart,
     bad_row_lines,
-    note_bad_rows,
+    note_rows,
     positions_of,
     share_of_training,
 )
@@ -212,7 +212,7 @@ class TextPairs(Task):
         recipe = recipe.model_copy(update={"data": resolved})
         work.note_all(*sources, *valid_sources, train, valid)
         work.note(f"data: {len(train):,} training pairs, {len(valid):,} validation pairs")
-        note_bad_rows([*sources, *valid_sources], work)
+        note_rows([*sources, *valid_sources], work)
         context = text_context(recipe, tokenizer)
         objective = build_objective(recipe.objectives, context)
         held_out = PairsHeldOut(valid.name, valid, objective, recipe, recipe.training.batch_size, scores=scores)
@@ -247,7 +247,7 @@ class TextPairs(Task):
         scores = scores and sources[0].label_column is not None
         samples = read_pairs(sources, recipe, loaded.text_tokenizer, scores=scores, work=work)
         work.note_all(*sources, samples)
-        note_bad_rows(sources, work)
+        note_rows(sources, work)
         objective = build_objective(recipe.objectives, text_context(recipe, loaded.text_tokenizer))
         samples, name = chosen_part(samples, data, recipe)
         return PairsHeldOut(name, samples, objective, recipe, recipe.training.batch_size, scores=scores)

@@ -12,8 +12,9 @@ import numpy as np
 from tformer.data.permutation import span_of
 from tformer.data.shards.corpus import TokenCorpus
 from tformer.data.sources.conversations import Conversation, ConversationSource
+from tformer.data.sources.reading import BadRows
 from tformer.support.errors import InputError
-from tformer.tokenizer.chat import ChatTemplate
+from tformer.tokenizer.chat import ChatIds, ChatTemplate
 from tformer.workers.work import QUIET, Work
 
 LEARNED = 1 << 31
@@ -42,8 +43,8 @@ class WholeDocuments(TokenCorpus):
         return self.subset(int(self.document_offsets[start]), int(self.document_offsets[stop]))
 
 
-def marked_ids(conversation: Conversation, template: ChatTemplate) -> np.ndarray:
-    """int64 [t]: the ids of a conversation, those of answers marked; of a text, with its end, all are.
+def marked_ids(conversation: Conversation, template: ChatTemplate) -> list[np.ndarray]:
+    """int64 [t] of each example of a conversation: its ids, those of answers marked; of a text, with its end, all are.
 
     The first id is not: nothing stands before it. Raises InputError, with the row's place, for messages that the
     template refuses.
@@ -51,21 +52,22 @@ def marked_ids(conversation: Conversation, template: ChatTemplate) -> np.ndarray
     tokenizer = template.tokenizer
     if not conversation.messages:
         end = [] if tokenizer.special.eos is None else [tokenizer.special.eos]
-        ids = np.array([*tokenizer.opening, *tokenizer.encode(conversation.text), *end], dtype=np.int64)
-        answers = np.ones(len(ids), dtype=bool)
+        ids = [*tokenizer.opening, *tokenizer.encode(conversation.text), *end]
+        found = [ChatIds(ids, np.ones(len(ids), dtype=bool))]
     else:
         try:
-            found = template.encode(conversation.messages)
+            reader = template.with_tools(conversation.tools) if conversation.tools else template
+            found = reader.examples(conversation.messages)
         except InputError as error:
             raise InputError(f"{conversation.place}: {error.message}", hint=error.hint) from error
-        ids, answers = np.array(found.ids, dtype=np.int64), found.answers
-    answers[:1] = False
-    return ids + LEARNED * answers
+    for each in found:
+        each.answers[:1] = False
+    return [np.array(each.ids, dtype=np.int64) + LEARNED * each.answers for each in found]
 
 
 def marked_corpus(
     source: ConversationSource,
-    encode: Callable[[Any], Sequence[np.ndarray]],
+    encode: Callable[[Any], Sequence[Sequence[np.ndarray]]],
     *,
     key: str,
     seq_len: int,
@@ -74,41 +76,58 @@ def marked_corpus(
     kind: type[TokenCorpus] = TokenCorpus,
     work: Work = QUIET,
 ) -> TokenCorpus:
-    """The rows whose sequences each have an answer within seq_len + 1 ids; all sequences of a row are one document.
+    """The examples whose sequences each have an answer within seq_len + 1 ids; each example is one document.
 
-    encode: the marked ids of a row's sequences. key: of how it encodes, for the fingerprint. overlong: longer rows are
-    left out, or cut at their end. `notes` of the result count them, and those without an answer.
+    encode: the marked ids of the sequences of a row's examples. key: of how it encodes, for the fingerprint. overlong:
+    longer ones are left out, or cut at their end. `notes` of the result count them, those without an answer, and those
+    whose two sequences are equal.
 
     Raises InputError for a wrong row, for messages that the template refuses, and where nothing is left; Interrupted if
     `work` is stopped.
     """
     parts: list[np.ndarray] = []
-    read = too_long = mute = 0
-    for row in source.rows():
+    rows = read = too_long = mute = equal = 0
+    for rows, row in enumerate(source.rows(), 1):
         work.raise_if_stopped(f"while tokenizing {source.name}")
-        found = encode(row)
-        fits = max(map(len, found)) <= seq_len + 1
-        read, too_long = read + 1, too_long + (not fits)
-        cut = [ids[: seq_len + 1] for ids in found]
-        if fits or overlong == "truncate":
-            if all(ids.max(initial=0) >= LEARNED for ids in cut):
-                parts.append(np.concatenate(cut))
-            else:
-                mute += 1
-        work.report(read)
+        for found in encode(row):
+            fits = max(map(len, found)) <= seq_len + 1
+            read, too_long = read + 1, too_long + (not fits)
+            cut = [ids[: seq_len + 1] for ids in found]
+            if fits or overlong == "truncate":
+                if len(cut) > 1 and np.array_equal(cut[0] % SECOND, cut[1] % SECOND):
+                    equal += 1
+                elif all(ids.max(initial=0) >= LEARNED for ids in cut):
+                    parts.append(np.concatenate(cut))
+                else:
+                    mute += 1
+        work.report(rows)
     long, silent = f"longer than {seq_len:,} tokens", "without an answer that can be learned"
+    same = "of two equal answers in the model's tokens"
+    counts = [(too_long, long), (mute, silent), (equal, same)]
     if not parts:
-        hint = "cut them with --set data.overlong=truncate, or raise data.seq_len with --set"
+        bad = BadRows(source.bad_rows())
+        hint = "cut them with --set data.overlong=truncate, or raise data.seq_len with --set" if too_long else None
         if mute and not too_long:
             hint = "an answer is what stands in {% generation %} of the template (tokenizer.chat_template)"
-        reasons = f"{too_long:,} are {long}" + (f", {mute:,} {silent}" if mute else "")
-        raise InputError(f"{source.name}: none of {read:,} {unit} is left: {reasons}", hint=hint)
-    done = "left out" if overlong == "drop" else "cut at their end"
-    counts = ((too_long, f"{long}: {done}"), (mute, f"{silent}: left out"))
+        counts.append((bad.total, f"left out: {bad}"))
+        reasons = ", ".join(f"{count:,} are {what}" for count, what in counts if count)
+        raise InputError(f"{source.name}: none of {read + bad.total:,} {unit} is left: {reasons}", hint=hint)
+    notes: tuple[str, ...] = ()
+    if read > rows:
+        why = "the chat template writes an answer in another way once others follow it"
+        notes, unit = (f"{source.name}: {rows:,} {unit} are {read:,} examples: {why}",), "examples"
+    done = ("left out" if overlong == "drop" else "cut at their end", "left out", "left out")
     starts = np.cumsum([0, *map(len, parts[:-1])]).tolist()
     key = f"{source.fingerprint()} {key} {seq_len} {overlong}"
     return replace(
         kind.from_ids(np.concatenate(parts), documents=starts, name=source.name),
         fingerprint=hashlib.sha256(key.encode()).hexdigest(),
-        notes=tuple(f"{source.name}: {count:,} of {read:,} {unit} are {what}" for count, what in counts if count),
+        notes=(
+            *notes,
+            *(
+                f"{source.name}: {count:,} of {read:,} {unit} are {what}: {how}"
+                for (count, what), how in zip(counts, done, strict=True)
+                if count
+            ),
+        ),
     )

@@ -13,7 +13,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.formatting import shortened, whole_number
@@ -62,6 +62,8 @@ MIN_ROWS_OF_NUMBERS = 3  # below a word, for the word to count as a column name
 SHOWN_CHARACTERS = 60  # of a first row, in a hint
 
 WHOLE_FLOAT = re.compile(r"-?\d+\.0")
+COMMA_NUMBER = re.compile(r"[+-]?\d+(,\d+)?")
+LabelForm = Literal["", "whole labels", "decimal commas"]
 
 Chosen = dict[str, tuple[int, ...]]
 """Column numbers by role."""
@@ -83,6 +85,21 @@ def is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def have_decimal_commas(texts: Iterable[str]) -> bool:
+    """Whether all are numbers, and some have a decimal comma."""
+    present = [text for each in texts if (text := each.strip())]
+    return "," in "".join(present) and all(map(COMMA_NUMBER.fullmatch, present))
+
+
+def are_numbers(texts: Sequence[str]) -> bool:
+    return all(map(is_number, texts)) or have_decimal_commas(texts)
+
+
+def numbers_rows(name: str) -> bool:
+    """Whether a column of this name only numbers the rows."""
+    return _normalized(name) in ROW_NUMBERS
 
 
 def require_single(names: Sequence[str], column: str, *, name: str) -> None:
@@ -139,7 +156,7 @@ class Head:
 
     def free(self, used: Iterable[int]) -> list[int]:
         """Columns without a role that do not number the rows."""
-        numbering = {column for column, name in enumerate(self.normalized_names) if name in ROW_NUMBERS}
+        numbering = {column for column, name in enumerate(self.names or ()) if numbers_rows(name)}
         return [column for column in range(self.width) if column not in {*used, *numbering}]
 
     def cannot_tell(self, role: str, *, row: str = "") -> InputError:
@@ -160,6 +177,7 @@ class Layout(ABC):
 
     roles: ClassVar[tuple[str, ...]]
     apart: ClassVar[frozenset[str]] = frozenset()  # roles whose columns, and lists of texts, are not joined
+    nests: ClassVar[str | None] = None  # a key whose object has columns of its own
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -193,6 +211,11 @@ class Layout(ABC):
         """Whether a blank line of csv and tsv is a row without values; else it is skipped."""
         return False
 
+    def flat(self, record: dict[str, Any]) -> dict[str, Any]:
+        """A record in which the keys of the object under the key `nests` are keys of its own."""
+        inner = None if self.nests is None else record.get(self.nests)
+        return record if not isinstance(inner, dict) else {k: v for k, v in record.items() if k != self.nests} | inner
+
     def accepts_plain_text(self, named: Mapping[str, str | int]) -> bool:
         """Whether lines of plain text are rows."""
         return False
@@ -201,9 +224,9 @@ class Layout(ABC):
     def plain_text_error(self, name: str, *, empty: bool) -> InputError:
         """The error for plain text where a table is needed."""
 
-    def has_whole_labels(self, labels: Sequence[str]) -> bool:
-        """Whether these first labels are whole numbers made floats, as pandas does it where one is missing."""
-        return False
+    def label_form(self, labels: Sequence[str]) -> LabelForm:
+        """The form of these first labels: whole numbers made floats, as pandas does where one is missing, or scores."""
+        return ""
 
 
 @dataclass(frozen=True)
@@ -242,10 +265,11 @@ class LabelledLayout(Layout):
         hint = "files with labels end in .csv, .tsv, .jsonl or .parquet"
         return InputError(f"{name}: plain text has no {missing}", hint=hint)
 
-    def has_whole_labels(self, labels: Sequence[str]) -> bool:
-        """Only of classes: a score stays as it is written."""
+    def label_form(self, labels: Sequence[str]) -> LabelForm:
         present = [label for label in map(str.strip, labels) if label not in ("", "NaN")]
-        return bool(present) and not self.numeric_label and all(map(WHOLE_FLOAT.fullmatch, present))
+        if self.numeric_label:
+            return "decimal commas" if have_decimal_commas(present) else ""
+        return "whole labels" if present and all(map(WHOLE_FLOAT.fullmatch, present)) else ""
 
     def _looks_like_names(self, first: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
         """A known name of a text column that occurs once; or a word above a column of numbers."""
@@ -253,8 +277,8 @@ class LabelledLayout(Layout):
             values = [row[column] for row in below if column < len(row)]
             if _normalized(cell) in self.text_names and cell not in values:
                 return True
-            numbers = len(values) >= MIN_ROWS_OF_NUMBERS and all(map(is_number, values))
-            if numbers and cell.strip() and not is_number(cell):
+            numbers = len(values) >= MIN_ROWS_OF_NUMBERS and are_numbers(values)
+            if numbers and cell.strip() and not are_numbers([cell]):
                 return True
         return False
 
@@ -308,7 +332,7 @@ class LabelledLayout(Layout):
 
         def unlike_labels(column: int) -> tuple[bool, int, int]:
             values = [row[column] for row in head.rows]
-            words = self.numeric_label and not all(map(is_number, values))
+            words = self.numeric_label and not are_numbers(values)
             return words, len(set(values)), sum(map(len, values))
 
         if "label" in missing and len(free) > 1:
@@ -360,6 +384,7 @@ class PairLayout(Layout):
     """Pairs of a source and a target text, of one or several columns each."""
 
     roles: ClassVar[tuple[str, ...]] = ("source", "target")
+    nests: ClassVar[str | None] = "translation"
 
     def plain_text_error(self, name: str, *, empty: bool) -> InputError:
         if empty:
@@ -406,6 +431,8 @@ class PairLayout(Layout):
         languages = [column for column, name in enumerate(names) if re.split("[_@]", name)[0] in LANGUAGES]
         languages = [column for column in languages if column not in used]
         missing = [role for role in self.roles if role not in chosen]
+        if len(languages) > len(missing):  # id is a language too
+            languages = [column for column in languages if not numbers_rows(names[column])]
         if missing and len(languages) == len(missing):
             chosen.update((role, (column,)) for role, column in zip(missing, languages, strict=True))
 

@@ -20,8 +20,8 @@ from tformer.data.permutation import derive_key, permute_by_network
 from tformer.data.sources.builtin import DEFAULTS, PREFIX, find_builtin
 from tformer.data.sources.columns import WHOLE_FLOAT, Column, LabelledLayout, MatchLayout, TextLayout, is_number
 from tformer.data.sources.files import Source, SourceSpec, format_ending, locate
-from tformer.data.sources.reading import Reading
-from tformer.data.sources.tables import IN_FOLDERS, LabelledRow, Table, guessed_columns, open_tables, whole_characters
+from tformer.data.sources.reading import Reading, whole_characters
+from tformer.data.sources.tables import IN_FOLDERS, LabelledRow, Table, guessed_columns, open_tables
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.formatting import listed, shortened, whole_number
 from tformer.support.options import Errors
@@ -50,8 +50,15 @@ class LabelledTable(Table):
             if not facts["group"]:
                 raise InputError(f"{place}: the group is empty", hint="give each row without one its own")
         if "label" in found:
-            label = read_label(found["label"], self.layout, place=place, errors=self.content.errors)
-            if self.whole_labels and label is not None and WHOLE_FLOAT.fullmatch(label):
+            given = found["label"]
+            if self.label_form == "decimal commas" and isinstance(given, str):
+                if "." in given:
+                    raise InputError(
+                        f"{place}: the label '{_short(given)}' has a decimal point, the first ones a comma"
+                    )
+                given = given.replace(",", ".")
+            label = read_label(given, self.layout, place=place, errors=self.content.errors)
+            if self.label_form == "whole labels" and label is not None and WHOLE_FLOAT.fullmatch(label):
                 label = label.removesuffix(".0")
             if self.check_label is not None and label is not None:
                 self.check_label(label, place)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tformer.data.sources.builtin import DEFAULTS, PREFIX, find_builtin
-from tformer.data.sources.columns import Column, PairLayout
+from tformer.data.sources.columns import SOURCES, TARGETS, Column, PairLayout
 from tformer.data.sources.files import Content, Source, SourceSpec, expanded, format_ending, locate, split_lines
 from tformer.data.sources.reading import Reading
 from tformer.data.sources.tables import FORMATS, IN_FOLDERS, PairRow, Table, guessed_columns, open_tables
@@ -55,6 +55,14 @@ class PairTable(Table):
     def row(self, values: list[str], **facts: Any) -> PairRow:
         source, target = values
         return PairRow(source, target, **facts)
+
+    def description(self) -> str:
+        """With the flags that turn columns which were chosen by their order."""
+        source, target = (self.column(role) for role in self.layout.roles)
+        if not self.guessed or str(source).lower() in SOURCES or str(target).lower() in TARGETS:
+            return super().description()
+        turned = f"--source-column {target} --target-column {source}"
+        return f"{super().description()}, by their order; {turned} turns them"
 
     def columns_key(self) -> str:
         return ":".join(str(self.columns[role]) for role in self.layout.roles)

@@ -3,15 +3,17 @@
 texts       {"prompt": "...", "chosen": "...", "rejected": "..."}
 messages    {"prompt": [message, ...], "chosen": [message, ...], "rejected": [message, ...]}; the prompt may be a
             text, and is not needed where chosen and rejected are whole conversations
+
+`system` and `history` are those of conversations; texts beside them are messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tformer.data.sources.conversations import ConversationTable, checked_messages, read_record, turns
+from tformer.data.sources.conversations import ConversationTable, checked_messages, opened, read_record, turns
 from tformer.data.sources.tables import text_value
 from tformer.support.errors import InputError
 
@@ -40,6 +42,9 @@ class PreferenceTable(ConversationTable):
     def columns_key(self) -> str:
         return "preferences"
 
+    def used(self, record: Mapping[str, Any]) -> Collection[str]:
+        return *KEYS, "system", "history"
+
     def _parser(self) -> Callable[[str, Any], tuple[list[Any], Any]]:
         def parse(place: str, raw: Any) -> tuple[list[Any], Any]:
             record = read_record(raw, place=place, errors=self.content.errors)
@@ -59,6 +64,8 @@ def _values(record: Mapping[str, Any], place: str) -> list[Any]:
     for key in KEYS if isinstance(values[1], str) else KEYS[1:]:
         if record.get(key) is None:
             raise InputError(f"{place}: no key '{key}', found {', '.join(record)}", hint=HINT)
+    if all(isinstance(value, str) for value in values) and (record.get("system") or record.get("history")):
+        values = [values[0], *(turns("assistant", text) for text in values[1:])]
     if all(isinstance(value, str) for value in values):
         for key, text in zip(KEYS[1:], values[1:], strict=True):
             if not text.strip():
@@ -74,5 +81,6 @@ def _values(record: Mapping[str, Any], place: str) -> list[Any]:
         if not messages or messages[-1]["role"] != "assistant":
             raise InputError(f"{place}: '{key}' does not end with a message of the role assistant")
         is_whole = messages[0]["role"] != "assistant"  # with the prompt
-        sides.append(messages if is_whole else [*before, *messages])
+        given = messages if is_whole else [*before, *messages]
+        sides.append(checked_messages(opened(record, given, place), place))
     return [None, *sides]

@@ -15,13 +15,14 @@ from typing import Any
 
 from tformer.data.sources.files import Content, SourceSpec
 from tformer.data.sources.labelled import LabelledSource
-from tformer.data.sources.reading import Reading
-from tformer.data.sources.tables import LabelledRow, json_object, json_objects, whole_characters
+from tformer.data.sources.reading import Reading, whole_characters
+from tformer.data.sources.tables import LabelledRow, json_object, json_objects
 from tformer.data.sources.tagged import ending_of, open_files
 from tformer.support.errors import InputError
 from tformer.support.formatting import shortened
 
 SHOWN_CHARACTERS = 60  # of a value in a message
+KEYS = ("id", "title", "context", "question", "answers", "is_impossible", "plausible_answers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ def open_questions(specs: Sequence[SourceSpec], *, reading: Reading = Reading())
         "key": "questions",
         "has_text2": True,
         "accepts": ("json",),
+        "keys": KEYS,
     }
     return [open_files(spec.path, question_rows, reading=reading, **given) for spec in specs]
 

@@ -124,6 +124,20 @@ class BadRows:
         return "; ".join([*shown, *([f"and {rest:,} more"] if rest else [])])
 
 
+def whole_characters(text: str, *, place: str, errors: Errors) -> str:
+    """Refuses or replaces half of a UTF-16 pair: JSON can hold it, but it is no character and has no UTF-8."""
+    if text.isascii():
+        return text
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        if errors == "replace":
+            return "".join("\ufffd" if "\ud800" <= character <= "\udfff" else character for character in text)
+        found = f"\\u{ord(text[error.start]):04x}"
+        raise InputError(f"{place}: {found} is half a character", hint="--invalid-utf8 replace accepts it") from None
+    return text
+
+
 def find_encoding(chunks: Iterator[bytes]) -> str:
     """The encoding of a table, by its first `ENCODING_BYTES`: UTF-8 (also where no other fits), UTF-16 or cp1252.
 

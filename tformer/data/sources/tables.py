@@ -10,9 +10,10 @@ import csv
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate, islice
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -21,6 +22,7 @@ from tformer.data.sources.columns import (
     Chosen,
     Column,
     Head,
+    LabelForm,
     Layout,
     column_hint,
     column_name,
@@ -39,7 +41,7 @@ from tformer.data.sources.files import (
     split_lines,
 )
 from tformer.data.sources.parquet import parquet_rows, parquet_schema
-from tformer.data.sources.reading import DELIMITERS, BadRows, Reading
+from tformer.data.sources.reading import DELIMITERS, BadRows, Reading, whole_characters
 from tformer.data.sources.spreadsheets import open_sheet, sheet_rows
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.options import Errors
@@ -158,7 +160,7 @@ class Table(ABC):
         columns: numbers of the columns of each role that it has.
         guessed: whether any of these was not named by the user.
         found: what else was found: encoding, separator, sheet; in words.
-        whole_labels: labels such as "1.0" are whole numbers, see `Layout.has_whole_labels`.
+        label_form: of its labels, see `Layout.label_form`.
         id_column: number of the column of ids; None: there is none.
         keeps_records: labelled rows have their `record`.
     """
@@ -171,7 +173,7 @@ class Table(ABC):
     columns: Chosen
     guessed: bool
     found: tuple[str, ...] = ()
-    whole_labels: bool = False
+    label_form: LabelForm = ""
     id_column: int | None = None
     keeps_records: bool = False
 
@@ -224,6 +226,20 @@ class Table(ABC):
                 row = error
             yield place, raw, row
 
+    def records(self) -> Iterator[tuple[Mapping[str, Any], Collection[str]]]:
+        """(values by the names of columns or keys, those that are used) of every row that can be read."""
+        nameless = self.names is None and self.format in (*CELLS, LINES)
+        for _, raw in () if nameless else replace(self, keeps_records=True)._raw_rows():
+            with suppress(InputError):
+                record = dict(zip(self.names or (), raw, strict=False)) if isinstance(raw, list) else raw
+                record = self.layout.flat(json_object(raw, place="")) if isinstance(raw, str) else record
+                yield record, self.used(record)
+
+    def used(self, record: Mapping[str, Any]) -> Collection[str]:
+        """The names that are used of those of a record."""
+        used = {*chain(*self.columns.values()), self.id_column}
+        return [(self.names or ())[column] for column in used if column is not None]
+
     def _id_of(self, record: Any) -> str | None:
         if self.id_column is None or not record:
             return None
@@ -239,8 +255,10 @@ class Table(ABC):
             ids = () if self.id_column is None else (self.id_column,)
             used = (column for numbers in (*self.columns.values(), ids) for column in numbers)
             read = list(names) if self.keeps_records else [names[column] for column in used]
+            there, nested = parquet_schema(content.file).names, self.layout.nests
+            read = list(dict.fromkeys(name if nested is None or name in there else nested for name in read))
             for number, row in enumerate(parquet_rows(content.file, read), 1):
-                yield number, dict(zip(read, row, strict=True))
+                yield number, self.layout.flat(dict(zip(read, row, strict=True)))
         elif self.format in CELLS:
             below_names = self.names is None
             for number, cells in delimited_cells(content, self.format):
@@ -294,7 +312,7 @@ class Table(ABC):
         required = [(role, key) for role in self.layout.required for key in keys.get(role, ())]
 
         def parse(place: str, row: Any) -> tuple[list[Any], Any]:
-            record = json_object(row, place=place) if isinstance(row, str) else row
+            record = self.layout.flat(json_object(row, place=place)) if isinstance(row, str) else row
             for role, key in required:
                 if key not in record:
                     raise _missing_key(record, key, role=role, place=place)
@@ -316,7 +334,7 @@ class Table(ABC):
 
     def fingerprint(self) -> str:
         content, has_no_names = self.content, self.names is None
-        form = f"{form_key(content, self.format)}{':whole labels' if self.whole_labels else ''}"
+        form = f"{form_key(content, self.format)}{self.label_form and f':{self.label_form}'}"
         form += ":drop" if content.reading.drops else ""
         return f"{form}:{has_no_names}:{self.columns_key()}:{content.decoding}:{content.fingerprint()}"
 
@@ -369,7 +387,7 @@ def _open_table(
             for number in numbers:
                 require_single(head.names, head.names[number], name=content.name)
     guessed = bool(chosen.keys() - named.keys())
-    labels = [row[chosen["label"][0]] for row in head.rows] if "label" in chosen else []
+    form = layout.label_form([row[chosen["label"][0]] for row in head.rows] if "label" in chosen else [])
     return kind(
         content,
         layout,
@@ -378,8 +396,8 @@ def _open_table(
         head.width,
         chosen,
         guessed,
-        found=tuple(_found_form(content, format)),
-        whole_labels=layout.has_whole_labels(labels),
+        found=(*_found_form(content, format), *(["decimal commas"] if form == "decimal commas" else [])),
+        label_form=form,
         id_column=id_column(head, chosen),
     )
 
@@ -460,12 +478,16 @@ def _head(content: Content, format: str, layout: Layout, named: Mapping[str, str
                     f"{content.name}: jsonl has keys, not numbered columns, found {column}", hint=column_hint(role)
                 )
         rows = islice(json_objects(content, skip_wrong=True), HEAD_ROWS)
-        objects = [{key: _as_text(value) for key, value in row.items()} for _, row in rows]
+        objects = [{key: _as_text(value) for key, value in layout.flat(row).items()} for _, row in rows]
         keys = tuple(dict.fromkeys(key for row in objects for key in row))
         return Head(content.name, keys or None, [[row.get(key, "") for key in keys] for row in objects])
     if format == ".parquet":
         names = parquet_schema(content.file).names
-        values = islice(parquet_rows(content.file, names, skip_unreadable=True), HEAD_ROWS)
+        values: Iterator[tuple[Any, ...]] = islice(parquet_rows(content.file, names, skip_unreadable=True), HEAD_ROWS)
+        if layout.nests in names:
+            objects = [layout.flat(dict(zip(names, row, strict=True))) for row in values]
+            names = list(dict.fromkeys(key for row in objects for key in row))
+            values = (tuple(map(row.get, names)) for row in objects)
         return Head(content.name, tuple(names), [list(map(_as_text, row)) for row in values])
     cells = [list(map(_as_text, row)) for _, row in islice(delimited_cells(content, format), HEAD_ROWS) if row]
     cells = [row for row in cells if len(row) == len(cells[0])]  # other widths are reported when rows are read
@@ -494,20 +516,6 @@ def text_value(value: Any, key: str, *, place: str, errors: Errors) -> str:
     if not isinstance(value, str):
         raise InputError(f"{place}: '{key}' should be text, found {type(value).__name__}")
     return whole_characters(value, place=place, errors=errors)
-
-
-def whole_characters(text: str, *, place: str, errors: Errors) -> str:
-    """Refuses or replaces half of a UTF-16 pair: JSON can hold it, but it is no character and has no UTF-8."""
-    if text.isascii():
-        return text
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        if errors == "replace":
-            return "".join("\ufffd" if "\ud800" <= character <= "\udfff" else character for character in text)
-        found = f"\\u{ord(text[error.start]):04x}"
-        raise InputError(f"{place}: {found} is half a character", hint="--invalid-utf8 replace accepts it") from None
-    return text
 
 
 # -- one text column: rows as documents --------------------------------------------------------------------------------

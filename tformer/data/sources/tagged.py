@@ -9,17 +9,18 @@ not as many columns as the first word, is a comment. A row of jsonl has the word
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from tformer.data.sources.builtin import DEFAULTS, PREFIX, find_builtin
 from tformer.data.sources.columns import column_hint
 from tformer.data.sources.files import Content, SourceSpec, format_ending, locate, split_lines
 from tformer.data.sources.labelled import LabelledSource
-from tformer.data.sources.reading import Reading
-from tformer.data.sources.tables import LabelledRow, TaggedRow, json_objects, whole_characters
+from tformer.data.sources.reading import Reading, whole_characters
+from tformer.data.sources.tables import LabelledRow, TaggedRow, json_objects
 from tformer.support.errors import InputError
 from tformer.support.file_kinds import kind_of
 from tformer.support.formatting import plural, whole_number
@@ -39,11 +40,12 @@ Sentence = tuple[str, list[str], list[str]]
 
 @dataclass(frozen=True)
 class RowFile:
-    """One file of a source. read: its rows; key: of what else they depend on."""
+    """One file of a source. read: its rows; key: of what else they depend on; keys: of jsonl, those that are used."""
 
     content: Content
     read: Callable[[Content], Iterator[LabelledRow]]
     key: str
+    keys: Collection[str]
 
     @property
     def contents(self) -> tuple[Content, ...]:
@@ -55,6 +57,11 @@ class RowFile:
     def rows(self) -> Iterator[LabelledRow]:
         yield from self.read(self.content)
 
+    def records(self) -> Iterator[tuple[dict[str, Any], Collection[str]]]:
+        """As of `Table.records`."""
+        for _, row in json_objects(self.content) if ending_of(self.content) == ".jsonl" else ():
+            yield row, self.keys
+
 
 def open_files(
     path: str,
@@ -62,13 +69,14 @@ def open_files(
     *,
     endings: Sequence[str],
     key: str,
+    keys: Collection[str],
     reading: Reading,
     accepts: Sequence[str],
     has_text2: bool = False,
 ) -> LabelledSource:
     """The files behind a path. endings: of those that a folder gives. accepts: as of `decode_text`."""
     found = locate(path, is_known=lambda place: format_ending(place) in endings, known=", ".join(endings))
-    parts = tuple(RowFile(content, read, key) for content in found.contents(reading, accepts=accepts))
+    parts = tuple(RowFile(content, read, key, keys) for content in found.contents(reading, accepts=accepts))
     return LabelledSource(name=found.name, parts=parts, notes=found.notes, has_text2=has_text2)
 
 
@@ -82,14 +90,15 @@ def open_tagged(
 ) -> list[LabelledSource]:
     """One source per entry; without entries, the built-in one. Raises InputError for what cannot be read."""
     named = {role: getattr(columns, role, None) for role in KEYS}
+    how: dict[str, Any] = {"endings": FOLDER_ENDINGS, "key": f"tagged {named}", "accepts": CONLL_KINDS}
+    how |= {"reading": reading, "keys": [*map(str, named.values()), *chain(*KEYS.values())]}
     read, found = partial(tagged_rows, named=named), list[LabelledSource]()
     for path in [spec.path for spec in specs] or [DEFAULTS["tags"]]:
         if path.startswith(PREFIX):
             builtin = find_builtin(path, holds="tags")
             found.append(LabelledSource(name=path, parts=(builtin,), has_text2=False))
         else:
-            how: dict[str, Any] = {"endings": FOLDER_ENDINGS, "key": f"tagged {named}", "accepts": CONLL_KINDS}
-            found.append(open_files(path, read, reading=reading, **how))
+            found.append(open_files(path, read, **how))
     return found
 
 
