@@ -79,25 +79,8 @@ CHARACTERS = Ladder(
     ),
     1.0,
 )
-FEW_PIECES = Ladder(
-    tuple(
-        Size(
-            layers,
-            128,
-            window=128,
-            tokens=1024,
-            values=(
-                ("tokenizer.train.vocab_size", 512),
-                ("optimizer.kind", "normuon"),
-                *NGRAMS,
-                ("model.embedding.ngram", 4),
-            ),
-            epochs=1.2,
-        )
-        for layers in (2, 3)
-    ),
-    1.0,
-)
+PIECES = (("tokenizer.train.vocab_size", 512), ("optimizer.kind", "normuon"), *NGRAMS, ("model.embedding.ngram", 4))
+FEW_PIECES = Ladder(tuple(Size(layers, 128, 128, 1024, PIECES, epochs=1.2) for layers in (2, 3)), 1.0)
 """For few operations: few pieces occur often, and vectors of up to four of them hold what a table of n-grams knows."""
 
 SLOW_OPERATIONS = 1e13

@@ -192,7 +192,7 @@ class Clock:
         most_steps: a limit that the recipe sets, too.
         planned_steps: expected number of steps, before any is measured.
         points: of a resumed run whose decay has begun.
-        reserve: seconds that the end of the command takes.
+        busy: seconds of the clock for each one that the process computes, on a machine that it shares.
 
     Attributes:
         every: steps between two decisions, the same in all processes: few enough that none comes too late.
@@ -207,10 +207,11 @@ class Clock:
     planned_steps: int
     most_steps: int = NEVER
     points: Points = ()
-    reserve: float = RESERVE_SECONDS
+    busy: float = 1.0
 
     def __post_init__(self) -> None:
         self.every = max(1, min(50, min(self.planned_steps, self.most_steps) // 200))
+        self.reserve = RESERVE_SECONDS * min(MOST_BUSY, max(1.0, self.busy))
         self.deadline = max(self.end, self.pace.now()) + max(LATE_SECONDS, LATE_SHARE * self.total)
 
     @property

@@ -42,14 +42,8 @@ TIMED_STEPS, TIMED_SECONDS = 8, 1.0
 LONGEST_STEP, LONGEST_EXAMPLE = 1 / 20, 1 / 4
 """Maximum of a step as a part of the time, by a smaller batch; of one example, which no batch makes smaller."""
 
-SHORTEST = 0.1
-"""Seconds of a step that suit any time; and where little of it is left, a step takes at most a fifth of that."""
-
 SLOWEST = 16
 """A step of a small model on a busy machine takes up to this number of times as long as its products alone."""
-
-TIMING_SHARE = 0.1
-"""Part of the time after which no other size is timed."""
 
 VALIDATIONS, FEW_STEPS = 4, 20
 """Of a training by time, the last one included; one of fewer steps is validated at its end."""
@@ -93,16 +87,19 @@ def plan(prepared: Prepared, *, began: float, work: Work, worker: Worker) -> Pre
     found: list[Alternative] = []
     if worker.leads:
         needed = prepared.start.tokens_per_parameter
-        enough = time.monotonic() + TIMING_SHARE * total
+        enough = time.monotonic() + 2 * LONGEST_STEP * total
         with work.progress("timing steps"):
             for index, size in enumerate(given):
-                left = max(0.0, began + total - time.monotonic())
-                longest = max(SHORTEST, min(LONGEST_STEP * total, left / 5)) * worker.world_size
+                left = max(1.0, began + total - time.monotonic())
+                longest = min(LONGEST_STEP * total, left / 5) * worker.world_size
                 sizes[index], seconds = _with_short_steps(size, of_size, longest, total)
-                seconds /= worker.world_size
                 tried.append(of_size(sizes[index]))
                 of_whole = sizes[index] is size
-                found.append(_alternative(tried[-1], seconds, began + total, needed if of_whole else math.inf))
+                found.append(
+                    _alternative(
+                        tried[-1], seconds / worker.world_size, began + total, needed if of_whole else math.inf
+                    )
+                )
                 if not found[-1].fits or time.monotonic() >= enough:
                     break
     fitting = [number for number, alternative in enumerate(found) if alternative.fits]

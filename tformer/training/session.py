@@ -34,16 +34,7 @@ from tformer.support.formatting import in_words, json_text
 from tformer.support.processes import ScratchFolder
 from tformer.training import assemble
 from tformer.training.adapters import BasePlaces, describe_adapters
-from tformer.training.clock import (
-    MOST_BUSY,
-    MOST_VALIDATING,
-    NEVER,
-    RESERVE_SECONDS,
-    Clock,
-    Pace,
-    Points,
-    expected_seconds,
-)
+from tformer.training.clock import MOST_VALIDATING, NEVER, Clock, Pace, Points, expected_seconds
 from tformer.training.display import Console, TrainingDisplay, formats_of
 from tformer.training.embeddings import write_embeddings
 from tformer.training.first_look import baselines_of, first_look
@@ -437,7 +428,6 @@ class Session:
         minutes, points = recipe.training.minutes, recipe.schedule.points
         if minutes is None or (points is not None and prepared.start.resumed is None):
             return None
-        busy = (time.monotonic() - self.began) / time.process_time()  # seconds for each one of this process
         return Clock(
             self.pace,
             end=self.began + 60 * minutes - self.state.spent,
@@ -447,7 +437,7 @@ class Session:
             planned_steps=prepared.planned_steps,
             most_steps=recipe.training.max_steps,
             points=points or (),
-            reserve=RESERVE_SECONDS * min(MOST_BUSY, max(1.0, busy)),
+            busy=(time.monotonic() - self.began) / time.process_time(),
         )
 
     def _decide(self, trainer: Trainer, display: TrainingDisplay, step: int) -> Points | None:
