@@ -127,3 +127,55 @@ def test_small_shards_and_half_precision(
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     rounded = load(trained("gpt")).model.get_parameter("embedding.weight").to(torch.bfloat16)
     assert torch.equal(model.transformer.wte.weight, rounded)
+
+
+def test_the_list_says_what_an_export_would_do_and_writes_nothing(
+    cli: Callable[..., Any], trained: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for kind in ("gpt", "classifier"):
+        run = trained(kind)
+        outcome = cli("export", run, "--list", "--json")
+        assert outcome.code == 0, outcome.err
+        found = json.loads(outcome.out)
+        assert [one["to"] for one in found] == ["huggingface", "ctranslate2", "gguf", "onnx", "peft"]
+        assert not list(tmp_path.iterdir())
+        lines = cli("export", run, "--list").out.splitlines()
+        assert [" no: " in line for line in lines] == [one["barred"] is not None for one in found]
+        barred = [one for one in found if one["barred"] is not None]
+        assert barred
+        for one in barred:
+            outcome = cli("export", run, "--to", one["to"], "--out", f"new.{one['to']}")
+            assert outcome.code == 2 and one["barred"] in outcome.err.replace("\n", " ")
+        told = " ".join(cli("inspect", run).out.split())
+        assert f"formats of export: {', '.join(one['to'] for one in found if one['barred'] is None)}" in told
+    outcome = cli("export", trained("gpt"), "--list", "--out", "new")
+    assert outcome.code == 2 and "--list writes nothing" in outcome.err
+
+
+def test_an_imported_model_goes_back_as_its_type_after_training_adapters_merging_and_pruning(
+    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.interop import tiny_folders as tiny
+
+    monkeypatch.chdir(tmp_path)
+    config = transformers.Phi3Config(
+        vocab_size=290, hidden_size=16, intermediate_size=28, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=32, bos_token_id=0, eos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.Phi3ForCausalLM(config)
+    tiny.write_folder(Path("hf"), model, tiny.bytes_tokenizer("<|endoftext|>"), eos_token="<|endoftext|>")
+    Path("text.txt").write_text("\n".join(tiny.SENTENCES * 3) + "\n")
+    train = ("train", "--data", "text.txt", "--max-steps", 2, "--precision", "fp32", "--set", "training.sample_every=0")
+    for name, words in {
+        "imported": ("import", "hf"),
+        "trained": (*train, "--init-from", "imported"),
+        "named": (*train, "--init-from", "imported", "--arch", "llama", "--preset", "tiny"),
+        "lora": (*train, "--init-from", "imported", "--lora", 2),
+        "merged": ("merge", "lora"),
+        "pruned": ("prune", "imported", "--drop-layers", "1", "--no-evaluate"),
+    }.items():
+        outcome = cli(*words, "--out", name)
+        assert outcome.code == 0, (words, outcome.err)
+        outcome = cli("export", name, "--out", f"{name}-hf", "--json")
+        assert outcome.code == 0 and json.loads(outcome.out)["model_type"] == "phi3", (name, outcome.err + outcome.out)

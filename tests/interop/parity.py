@@ -71,7 +71,9 @@ def section_of(config: dict[str, Any], class_name: str | None = None) -> Model:
 
 def exported(foreign: ForeignModel, model: Transformer, folder: Path, *, model_type: str | None = None) -> Path:
     """Config and weights as an export writes them, without tokenizer; special ids are the original's."""
-    choice = choose_class(foreign.model, family=foreign.architecture.family, model_type=model_type)
+    source = foreign.architecture.model_type
+    choice = choose_class(foreign.model, family=foreign.architecture.family, source=source, model_type=model_type)
+    assert choice.architecture.model_type == (model_type or source)  # it goes back as what it was
     owners = {name: value for name, value in model.state_dict().items() if name not in model.tied_names()}
     tensors = outgoing(*choice.architecture.written(foreign.model, choice.class_name), owners)
     ids = {key: value for key, value in foreign.config.items() if key.endswith("_token_id")}

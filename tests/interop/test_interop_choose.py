@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 import yaml
 
+from tests.interop.parity import section_of
+from tests.interop.tiny_models import config_of
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.choose import choose_class, differences, label_keys
 from tformer.recipe.model import Model
@@ -171,6 +174,19 @@ def test_the_family_of_the_recipe_goes_first_and_as_another_when_asked() -> None
     model = resolved(preset("llama/tiny").model.model_dump(mode="json"))
     assert choose_class(model, family="llama").class_name == "LlamaForCausalLM"
     assert choose_class(model, family="llama", model_type="mistral").class_name == "MistralForCausalLM"
+
+
+@pytest.mark.parametrize("model_type", sorted(ARCHITECTURES.keys() & {*transformers.CONFIG_MAPPING} - {"fsmt"}))
+def test_a_model_goes_back_as_the_type_that_it_came_from(model_type: str) -> None:
+    own = {"head_dim": 6} if model_type in ("llama", "mistral") else {}
+    config = config_of(transformers.CONFIG_MAPPING[model_type].__name__.removesuffix("Config"), **own)
+    classes = ARCHITECTURES[model_type].classes
+    named = next((name for name in classes if classes[name]), next(iter(classes)))
+    values = config.to_dict() | {"architectures": [named]}
+    model = section_of(values, named)
+    ids = {key: value for key, value in values.items() if key.endswith("_token_id")}
+    choice = choose_class(model, family=ARCHITECTURES[model_type].family, source=model_type, common=ids)
+    assert choice.architecture.model_type == model_type and not choice.steps
 
 
 def test_a_class_that_fits_directly_goes_before_one_that_needs_a_change() -> None:

@@ -256,7 +256,6 @@ def test_fsmt_has_two_vocabularies_and_stores_its_sinusoids(tmp_path: Path, tied
         inputs,
         tmp_path,
         mask=inputs["decoder_attention_mask"],
-        model_type="fsmt",
         theirs=lambda model, inputs: model(**inputs, use_cache=False).logits,
     )
     assert foreign.model.tie.output is tied and ("heads.lm.weight" in model.tied_names()) is tied

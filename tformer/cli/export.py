@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
-from tformer.cli.report import progress_reporter, report_result
+from tformer.cli.report import emit_json, emit_lines, progress_reporter, report_result
 from tformer.support.errors import InputError
 from tformer.support.options import Checkpoint, Json, NewFolder, Panel, Run, parse_bytes
 
@@ -19,6 +19,7 @@ EPILOG = examples(
     "`tformer export runs/bert-base-1 --out bert-hf --dtype bf16 --shard-size 2GB`",
     "`tformer export --out base-ct2 --to ctranslate2 --dtype int8`",
     "`tformer export --out gpt.gguf --to gguf --dtype q8_0`",
+    "`tformer export runs/gpt-small-1 --list`",
 )
 
 
@@ -56,11 +57,17 @@ class ExportOptions:
     no_cache: Annotated[
         bool, FORMAT("--no-cache", help="For onnx: decoders without inputs for keys and values.", rare=True)
     ] = False
+    lists: Annotated[
+        bool,
+        FORMAT("--list", help="Write nothing: show in which formats the model can leave, and what bars the others."),
+    ] = False
     as_json: Annotated[Json, RESULT] = False
 
     def check(self) -> None:
         """Raise InputError for options that can be refused before anything is read."""
-        if self.out is None:
+        if self.lists and self.out is not None:
+            raise InputError("--list writes nothing: omit --out")
+        if self.out is None and not self.lists:
             raise InputError("--out is missing: name the new folder", hint="--out NAME-hf")
         only: dict[str, tuple[str, ...]] = {"int16": ("ctranslate2",), "int8": ("ctranslate2", "onnx")}
         only |= dict.fromkeys(("q8_0", "q4_0"), ("gguf",))
@@ -89,10 +96,21 @@ def export(options: ExportOptions) -> None:
     options.check()
     shard_bytes = parse_bytes(options.shard_size)
     out, which = options.out, options.checkpoint
+    from tformer.checkpoint.resolve import newest_checkpoint
+
+    if options.lists:
+        from tformer.interop.doors import doors
+        from tformer.interop.opening import open_checkpoint
+
+        found = doors(open_checkpoint(options.run or newest_checkpoint(which=which), which))
+        if options.as_json:
+            emit_json([asdict(one) for one in found])
+        else:
+            emit_lines([one.line for one in found])
+        return
     assert out is not None  # `check` requires it
     with StopFlag() as flag:
         from tformer.checkpoint.average import require_new
-        from tformer.checkpoint.resolve import newest_checkpoint
         from tformer.interop.adapters import has_adapters
         from tformer.interop.exporting import export_checkpoint
         from tformer.interop.opening import open_checkpoint

@@ -188,13 +188,19 @@ class Choice:
 
 
 def choose_class(
-    model: Model, *, family: str, model_type: str | None = None, common: Mapping[str, Any] | None = None
+    model: Model,
+    *,
+    family: str,
+    source: str | None = None,
+    model_type: str | None = None,
+    common: Mapping[str, Any] | None = None,
 ) -> Choice:
     """The class to export to.
 
     Args:
         model: resolved (vocabulary sizes and numbers of labels filled in).
         family: the recipe's `arch`, whose architectures are tried first.
+        source: the model type that the model came from, which is tried before them.
         model_type: the only one to try; None: all that `transformers` has classes for.
         common: keys of config.json that are the same for every class, such as special ids; they go before the class's.
 
@@ -211,7 +217,7 @@ def choose_class(
         raise InputError(f"{code.file}, the code that export can write, lacks {'; '.join(missing)}")
     fitting: list[Choice] = []
     refusals: list[tuple[int, str, str]] = []
-    for architecture, class_name in _candidates(model, family=family, model_type=model_type):
+    for architecture, class_name in _candidates(model, family, source, model_type):
         outcome = _attempt(model, architecture, class_name, common or {})
         if isinstance(outcome, Choice):
             fitting.append(outcome)
@@ -230,21 +236,19 @@ def choose_class(
     raise InputError(f"no class{where} of Hugging Face computes this model; {class_name} comes nearest: {problem}")
 
 
-def choose_class_or_code(
-    model: Model, *, family: str, model_type: str | None = None, common: Mapping[str, Any] | None = None
-) -> Choice:
+def choose_class_or_code(model: Model, *, model_type: str | None = None, **options: Any) -> Choice:
     """The class to export to; where no class of Hugging Face fits, that of tformer's own modelling code.
 
-    Raises InputError if that code lacks a feature as well.
+    options: those of `choose_class`. Raises InputError if that code lacks a feature as well.
     """
     try:
-        return choose_class(model, family=family, model_type=model_type, common=common)
+        return choose_class(model, model_type=model_type, **options)
     except InputError as refusal:
         if model_type is not None:
             raise
         [carrying] = [name for name, one in ARCHITECTURES.items() if one.code is not None]
         try:
-            return choose_class(model, family=family, model_type=carrying, common=common)
+            return choose_class(model, model_type=carrying, **options)
         except InputError as lacking:
             raise InputError(f"{refusal.message}; {lacking.message}") from None
 
@@ -274,14 +278,18 @@ def label_keys(model: Model, names: Sequence[str] = ()) -> dict[str, Any]:
     return {}
 
 
-def _candidates(model: Model, *, family: str, model_type: str | None) -> list[tuple[Architecture, str]]:
-    """The classes with the model's heads, those of the recipe's family first."""
+def _candidates(
+    model: Model, family: str, source: str | None, model_type: str | None
+) -> list[tuple[Architecture, str]]:
+    """The classes with the model's heads: those of the source first, then of the recipe's family."""
     kinds = [kind_in_classes(head) for head in model.heads]
     pooler = "pooler" in kinds
     wanted = sorted(kind for kind in kinds if kind != "pooler")
     return [
         (architecture, class_name)
-        for architecture in sorted(ARCHITECTURES.values(), key=lambda one: one.family != family)
+        for architecture in sorted(
+            ARCHITECTURES.values(), key=lambda one: (one.model_type != source, one.family != family)
+        )
         for class_name, heads in architecture.classes.items()
         if sorted(heads) == wanted
         and (architecture.code is None if model_type is None else model_type == architecture.model_type)

@@ -17,7 +17,7 @@ from tformer.checkpoint.average import require_new
 from tformer.checkpoint.read import Checkpoint, differences
 from tformer.checkpoint.tensor_files import file_bytes, tensor_chunks
 from tformer.interop.architecture import auto_class
-from tformer.interop.choose import choose_class_or_code, label_keys, without_learned_rates
+from tformer.interop.choose import Choice, choose_class_or_code, label_keys, without_learned_rates
 from tformer.interop.generation_config import left_unsaid, write_generation
 from tformer.interop.preprocessor import write_preprocessor
 from tformer.interop.sentence_transformers import split_off
@@ -138,9 +138,7 @@ def export_checkpoint(
     require_new(target)
     recipe = checkpoint.recipe
     tokenizers = tokenizers_of(checkpoint)
-    model, sentence_files = split_off(without_learned_rates(resolved(recipe, tokenizers)), seq_len=recipe.seq_len)
-    keys = special_keys(recipe, tokenizers.source, tokenizers.target)
-    choice = choose_class_or_code(model, family=recipe.arch, model_type=model_type, common=keys)
+    choice, model, keys, sentence_files = planned(recipe, tokenizers, model_type)
     files.require_writable_folder(target)
     weights = stored_weights(checkpoint, model)
     for step in choice.steps:
@@ -196,6 +194,16 @@ def export_checkpoint(
         ),
         carries_code=code is not None,
     )
+
+
+def planned(
+    recipe: Recipe, tokenizers: Tokenizers, model_type: str | None = None
+) -> tuple[Choice, Model, dict[str, Any], dict[str, str]]:
+    """(class, model section, keys about special tokens, files of sentence-transformers). Errors: no class or code."""
+    model, sentence_files = split_off(without_learned_rates(resolved(recipe, tokenizers)), seq_len=recipe.seq_len)
+    keys = special_keys(recipe, tokenizers.source, tokenizers.target)
+    ours: dict[str, Any] = {"family": recipe.arch, "source": recipe.model_type}
+    return choose_class_or_code(model, model_type=model_type, common=keys, **ours), model, keys, sentence_files
 
 
 def stored_weights(checkpoint: Checkpoint, model: Model) -> dict[str, Tensor]:

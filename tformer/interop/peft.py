@@ -113,9 +113,7 @@ def _class_of(checkpoint: Checkpoint) -> tuple[Model, Architecture, str, list[Li
     else:
         recipe = checkpoint.recipe
         model = resolved(recipe, tokenizers_of(checkpoint))
-        imported = checkpoint.trainer.get("imported")
-        model_type = imported.get("model_type") if isinstance(imported, dict) else None
-        choice = choose_class(model, family=recipe.arch, model_type=model_type)
+        choice = choose_class(model, family=recipe.arch, source=recipe.model_type)
         if choice.steps:
             told = f"{checkpoint.path}: {choice.steps[0].note}: adapters cannot follow"
             raise InputError(told, hint="merge them: tformer merge RUN --out NEW")
@@ -148,12 +146,26 @@ class PeftReport:
 
 
 def export_adapters(checkpoint: Checkpoint, out: Path) -> PeftReport:
-    """Write a run's adapters for peft, which loads them onto the same base.
+    """Write a run's adapters for peft, which loads them onto the same base. Errors: those of `as_in_peft`."""
+    require_new(out)
+    class_name, modules, config, tensors = as_in_peft(checkpoint)
+
+    def fill(folder: Path) -> None:
+        files.write_durably(folder / CONFIG, [(json.dumps(config, indent=2) + "\n").encode()])
+        files.write_durably(folder / WEIGHTS, tensor_chunks(tensors))
+
+    with files.storage_errors(out):
+        files.publish_directory(out, fill)
+    assert isinstance(checkpoint, AdaptedCheckpoint)  # or `as_in_peft` refused it
+    return PeftReport(out, class_name, modules, len(tensors), checkpoint.lora.weights)
+
+
+def as_in_peft(checkpoint: Checkpoint) -> tuple[str, int, dict[str, Any], dict[str, Tensor]]:
+    """(class of the base, number of adapted modules, adapter_config.json, tensors) of a run's adapters.
 
     Raises InputError for a run without adapters, a base that no class of Hugging Face computes, and DoRA on some of the
     projections of a module.
     """
-    require_new(out)
     if not isinstance(checkpoint, AdaptedCheckpoint):
         raise InputError(f"{checkpoint.path} has no adapters", hint="--to peft writes runs of train --lora")
     lora = checkpoint.lora
@@ -213,14 +225,7 @@ def export_adapters(checkpoint: Checkpoint, out: Path) -> PeftReport:
     }
     if any(link.ours in own and link.ours in tied.values() and len(link.also) == 1 for link in links):
         config["ensure_weight_tying"] = True  # where training goes on; peft has it for one output beside the input
-
-    def fill(folder: Path) -> None:
-        files.write_durably(folder / CONFIG, [(json.dumps(config, indent=2) + "\n").encode()])
-        files.write_durably(folder / WEIGHTS, tensor_chunks(tensors))
-
-    with files.storage_errors(out):
-        files.publish_directory(out, fill)
-    return PeftReport(out, class_name, len(ranks), len(tensors), lora.weights)
+    return class_name, len(ranks), config, tensors
 
 
 def _is_of(name: str, modules: Collection[str]) -> bool:

@@ -377,6 +377,7 @@ def recipe_of(
         return Recipe.model_validate(
             {
                 "arch": foreign.architecture.family,
+                "model_type": foreign.architecture.model_type,
                 "preset": None,
                 "tokenizer": {"special_ids": dict(special_ids), "separate": separate},
                 "data": data,

@@ -17,7 +17,7 @@ import torch
 from tformer.checkpoint.average import require_new
 from tformer.checkpoint.read import Checkpoint
 from tformer.interop.architectures import ARCHITECTURES
-from tformer.interop.choose import choose_class
+from tformer.interop.choose import Choice, choose_class
 from tformer.interop.exporting import ExportReport, Tokenizers, export_checkpoint, resolved, tokenizers_of
 from tformer.interop.tokenizer_config import special_keys
 from tformer.nn.heads import LmHeadOptions
@@ -52,28 +52,10 @@ def export_ctranslate2(
         InputError: as `export_checkpoint`; also where ctranslate2 or transformers is not installed, or the architecture
             has no known equal in CTranslate2.
     """
-    for package in ("ctranslate2", "transformers"):
-        if importlib.util.find_spec(package) is None:
-            raise InputError(
-                f"--to ctranslate2 needs {package}, which is not installed", hint="pip install 'tformer[ctranslate2]'"
-            )
     target = Path(out)
     require_new(target)
-    recipe = checkpoint.recipe
-    tokenizers = tokenizers_of(checkpoint)
-    keys = special_keys(recipe, tokenizers.source, tokenizers.target)
-    choice = choose_class(resolved(recipe, tokenizers), family=recipe.arch, model_type=model_type, common=keys)
-    if choice.architecture.ctranslate2 is None:
-        known = [name for name, architecture in ARCHITECTURES.items() if architecture.ctranslate2 is not None]
-        raise InputError(
-            f"--to ctranslate2: {choice.class_name} is not among the models that CTranslate2 computes equally: "
-            f"{', '.join(known)}",
-            hint="--to huggingface writes it",
-        )
-    for side, stack in choice.model.stacks.items():
-        scaling = getattr(stack.positions, "scaling", None)
-        if scaling is not None and scaling.kind != "llama3":
-            raise InputError(f"--to ctranslate2: model.{side}.positions.scaling.kind: {scaling.kind} is not written")
+    recipe, tokenizers = checkpoint.recipe, tokenizers_of(checkpoint)
+    choice = plan(checkpoint, model_type)
     reports: list[ExportReport] = []
 
     def fill(folder: Path) -> None:
@@ -108,6 +90,36 @@ def export_ctranslate2(
             "files": tuple(sorted(path.name for path in target.iterdir())),
         }
     )
+
+
+def plan(checkpoint: Checkpoint, model_type: str | None = None) -> Choice:
+    """The class of a checkpoint's model; errors as of `export_ctranslate2`."""
+    for package in ("ctranslate2", "transformers"):
+        if importlib.util.find_spec(package) is None:
+            raise InputError(
+                f"--to ctranslate2 needs {package}, which is not installed", hint="pip install 'tformer[ctranslate2]'"
+            )
+    recipe, tokenizers = checkpoint.recipe, tokenizers_of(checkpoint)
+    keys = special_keys(recipe, tokenizers.source, tokenizers.target)
+    choice = choose_class(resolved(recipe, tokenizers), family=recipe.arch, model_type=model_type, common=keys)
+    if choice.architecture.ctranslate2 is None:
+        known = [name for name, architecture in ARCHITECTURES.items() if architecture.ctranslate2 is not None]
+        raise InputError(
+            f"--to ctranslate2: {choice.class_name} is not among the models that CTranslate2 computes equally: "
+            f"{', '.join(known)}",
+            hint="--to huggingface writes it",
+        )
+    for side, stack in choice.model.stacks.items():
+        scaling = getattr(stack.positions, "scaling", None)
+        if scaling is not None and scaling.kind != "llama3":
+            raise InputError(f"--to ctranslate2: model.{side}.positions.scaling.kind: {scaling.kind} is not written")
+    heads = [stack.num_heads for stack in choice.model.stacks.values()]
+    if len(set(heads)) > 1:
+        raise InputError(
+            f"--to ctranslate2: found {heads[0]} heads in model.encoder and {heads[1]} in model.decoder, its loaders "
+            "know one number of heads"
+        )
+    return choice
 
 
 def _convert(
@@ -165,11 +177,6 @@ def _describe(spec: Any, recipe: Recipe, model: Model, tokenizers: Tokenizers) -
     if model.encoder is None:
         spec.register_vocabulary(_tokens(target, rows))
         return
-    if model.encoder.num_heads != model.decoder.num_heads:
-        raise InputError(
-            f"--to ctranslate2: found {model.encoder.num_heads} heads in model.encoder and {model.decoder.num_heads} "
-            "in model.decoder, its loaders know one number of heads"
-        )
     spec.config.decoder_start_token = name(ends.start)
     spec.register_source_vocabulary(_tokens(source, model.vocab_size))
     spec.register_target_vocabulary(_tokens(target, rows))

@@ -76,24 +76,13 @@ def export_gguf(
         InputError: as `export_checkpoint`; also where gguf is not installed, llama.cpp does not compute the model
             equally, or it would cut texts into other tokens.
     """
-    if importlib.util.find_spec("gguf") is None:
-        raise InputError("--to gguf needs the package gguf, which is not installed", hint="pip install 'tformer[gguf]'")
-    target, recipe = Path(out), checkpoint.recipe
+    target = Path(out)
     if target.suffix != SUFFIX:
         raise InputError(f"--out: found {target}, expected the name of a file", hint=f"--out {target.name}{SUFFIX}")
     require_new(target)
-    tokenizers = tokenizers_of(checkpoint)
-    model = resolved(recipe, tokenizers)
-    choice, vocabulary = planned(
-        model,
-        family=recipe.arch,
-        model_type=model_type,
-        tokenizer=tokenizers.source,
-        ids=recipe.tokenizer.special_ids,
-        common=special_keys(recipe, tokenizers.source, tokenizers.target),
-    )
+    model, choice, vocabulary = plan(checkpoint, model_type)
     weights = stored_weights(checkpoint, model)
-    if (template := recipe.tokenizer.chat_template) is not None:
+    if (template := checkpoint.recipe.tokenizer.chat_template) is not None:
         text = TEMPLATES.get(template, template)
         template = _GENERATION.sub(lambda found: found[1] + ("endif" if found[2] else "if true"), text)
     if dtype is None:
@@ -125,6 +114,22 @@ def export_gguf(
             *notes,
             *(["averaged weights are exported"] if checkpoint.has("ema") else []),
         ),
+    )
+
+
+def plan(checkpoint: Checkpoint, model_type: str | None = None) -> tuple[Model, Choice, Vocabulary]:
+    """(resolved model, class, vocabulary) of a checkpoint's file; errors as of `export_gguf`."""
+    if importlib.util.find_spec("gguf") is None:
+        raise InputError("--to gguf needs the package gguf, which is not installed", hint="pip install 'tformer[gguf]'")
+    recipe, tokenizers = checkpoint.recipe, tokenizers_of(checkpoint)
+    model = resolved(recipe, tokenizers)
+    return model, *planned(
+        model,
+        family=recipe.arch,
+        model_type=model_type,
+        tokenizer=tokenizers.source,
+        ids=recipe.tokenizer.special_ids,
+        common=special_keys(recipe, tokenizers.source, tokenizers.target),
     )
 
 

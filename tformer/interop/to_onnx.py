@@ -31,7 +31,8 @@ from torch import Tensor, nn
 from tformer.build import build_model
 from tformer.checkpoint.average import require_new
 from tformer.checkpoint.read import Checkpoint
-from tformer.interop.exporting import ExportReport, export_checkpoint, resolved, tokenizers_of
+from tformer.interop.choose import Choice
+from tformer.interop.exporting import ExportReport, export_checkpoint, planned, resolved, tokenizers_of
 from tformer.interop.read_model import read_model
 from tformer.model import Transformer
 from tformer.nn.attention.mechanism import Mechanism
@@ -75,12 +76,9 @@ def export_onnx(
         InputError: as `export_checkpoint`; also where a package is not installed, the model has a part that is not
             written, or onnxruntime computes other numbers.
     """
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        if importlib.util.find_spec(package) is None:
-            raise InputError(f"--to onnx needs {package}, which is not installed", hint="pip install 'tformer[onnx]'")
     target = Path(out)
     require_new(target)
-    refuse_unwritten(resolved(checkpoint.recipe, tokenizers_of(checkpoint)))
+    plan(checkpoint, model_type)
     reports: list[ExportReport] = []
 
     def fill(folder: Path) -> None:
@@ -108,6 +106,16 @@ def export_onnx(
     with files.storage_errors(target):
         files.publish_directory(target, fill)
     return reports[0]
+
+
+def plan(checkpoint: Checkpoint, model_type: str | None = None) -> Choice:
+    """The class of a checkpoint's model; InputError as of `export_onnx`, as far as the recipe shows it."""
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        if importlib.util.find_spec(package) is None:
+            raise InputError(f"--to onnx needs {package}, which is not installed", hint="pip install 'tformer[onnx]'")
+    tokenizers = tokenizers_of(checkpoint)
+    refuse_unwritten(resolved(checkpoint.recipe, tokenizers))
+    return planned(checkpoint.recipe, tokenizers, model_type)[0]
 
 
 def refusal(model: Model) -> str | None:

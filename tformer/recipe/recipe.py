@@ -82,6 +82,7 @@ class Recipe(Section):
 
     schema_version: Literal[1] = Field(default=1, alias="schema")  # version of this format
     arch: str = "gpt"  # family, for example gpt
+    model_type: str | None = None  # of transformers, where the model came from; export writes it as this type again
     preset: str | None = None  # the shipped recipe that this one started from
     tokenizer: Tokenizer = Tokenizer()
     data: Data = Data()

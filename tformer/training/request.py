@@ -371,6 +371,7 @@ def _with_body(recipe: Recipe, stored: Recipe) -> Recipe:
     return recipe.model_copy(
         update={
             "arch": stored.arch,
+            "model_type": stored.model_type,
             "model": model,
             "data": recipe.data.model_copy(update=lengths),
             "tokenizer": _own_tokenizers(stored, paths),
