@@ -1,8 +1,9 @@
-"""A given example is the sample that training makes of the same text, and gives the same batch."""
+"""A given example is the sample of the same text in training, and gives the same batch; the first command's text."""
 
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
 from tformer.tasks import task_of
 from tformer.tasks.base import GivenExample, TrainingData, TrainingStart
+from tformer.tasks.text import opening_of
+from tformer.tokenizer import TokenizerOptions, train_tokenizer
 from tformer.workers.work import Work
 
 STACK = "{num_layers: 1, num_heads: 2, feedforward: {d_ff: 8}}"
@@ -175,3 +178,27 @@ def test_a_translation_without_a_target_reads_its_source_as_target(tmp_path: Pat
     data = prepared("translation", tmp_path)
     sample, _ = task_of(data.recipe).sample_of(data.recipe, (data.tokenizer, None), GivenExample("the cat"))
     assert sample.source[1:-1].tolist() == sample.target[:-1].tolist()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_first_command_gives_the_model_words_that_it_knows(name: str, tmp_path: Path) -> None:
+    command = prepared(name, tmp_path).first_try
+    texts = [text for option, text in pairwise(command) if option in ("--prompt", "--text")]
+    assert len(texts) == 1 or command[0] in ("evaluate", "classify"), command
+    for text in texts:
+        words = set(text.split())
+        assert words - {"[MASK]"} <= {*WORDS} and ("[MASK]" in words) == (name in ("masked LM", "RoBERTa")), text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("KxQ\nSdFaEI3SdFaEI3SdFaEI3SdFaEI3SdFaEI3\n", "SdFaEI3SdFaEI3SdFaEI3SdF"),
+        ("nde\n\n  ein Hund und eine Katze laufen heim\n", "ein Hund und eine Katze"),
+        ("nur eine kurze Zeile", "nur eine kurze Zeile"),
+        ("nde\n  The cat\n", ""),
+    ],
+)
+def test_an_opening_is_whole_words_of_a_line_unless_the_text_is_english(text: str, expected: str) -> None:
+    tokenizer = train_tokenizer(lambda: iter([text]), TokenizerOptions(model="char", template="none", min_frequency=1))
+    assert opening_of(np.array(tokenizer.encode(text)), tokenizer) == expected

@@ -85,7 +85,7 @@ class Chat(MaskedText):
         packing: Packing = "none" if recipe.data.packing == "none" else "documents"
         return [LmWindows(corpus, recipe.seq_len, packing=packing, document_mask=True) for corpus in corpora]
 
-    def first_try(self, recipe: Recipe) -> tuple[str, ...]:
+    def first_try(self, recipe: Recipe, opening: str) -> tuple[str, ...]:
         return ("chat",)
 
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:

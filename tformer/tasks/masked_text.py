@@ -124,10 +124,12 @@ class MaskedText(CorpusTask):
         )
         return label_baselines(objective, train_windows, windows, num_ids=tokenizer.vocab_size)
 
-    def first_try(self, recipe: Recipe) -> tuple[str, ...]:
+    def first_try(self, recipe: Recipe, opening: str) -> tuple[str, ...]:
         if any(head.kind == "masked_lm" for head in recipe.model.heads):
-            return ("generate", "--prompt", "The [MASK] of the")
-        return ("viz-attention", "--text", "The cat sat on the mat.", "-o", "attention.html")
+            first, _, rest = opening.partition(" ")
+            masked = f"{first} [MASK] {rest.partition(' ')[2]}".strip()
+            return ("generate", "--prompt", masked if opening else "The [MASK] of the")
+        return ("viz-attention", "--text", opening or "The cat sat on the mat.", "-o", "attention.html")
 
     def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> HeldOut:
         objective = self.loaded_objective(loaded)

@@ -56,8 +56,8 @@ class Preferences(Chat):
         """One preference each."""
         return [LmWindows(corpus, 2 * recipe.seq_len + 1, packing="none") for corpus in corpora]
 
-    def first_try(self, recipe: Recipe) -> tuple[str, ...]:
-        return ("generate", "--prompt", "The ") if recipe.tokenizer.chat_template is None else ("chat",)
+    def first_try(self, recipe: Recipe, opening: str) -> tuple[str, ...]:
+        return ("generate", "--prompt", opening or "The ") if recipe.tokenizer.chat_template is None else ("chat",)
 
     def given_row(self, text: str, answer: str) -> Any:
         """A prompt, a chosen answer, and as the rejected one nothing but an end."""

@@ -26,7 +26,7 @@ from tformer.tasks.base import (
 from tformer.tasks.baselines import label_baselines
 from tformer.tasks.labelled import labelled_sample
 from tformer.tasks.masked_text import MaskedText
-from tformer.tasks.text import note_text, open_text, tokenizer_documents
+from tformer.tasks.text import note_text, open_text, opening_of, tokenizer_documents
 from tformer.tasks.tokenizers import obtain_tokenizer
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import Work
@@ -68,7 +68,7 @@ class Sentences(MaskedText):
             tokens_per_sample=recipe.seq_len,
             valid_tokens=positions_of(valid_pairs, recipe.seq_len),
             baselines=lambda objective: label_baselines(objective, pairs, valid_pairs, num_ids=tokenizer.vocab_size),
-            first_try=self.first_try(recipe),
+            first_try=self.first_try(recipe, opening_of(valid.ids, tokenizer)),
         )
 
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:

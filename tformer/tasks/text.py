@@ -65,11 +65,22 @@ VALIDATION_TOKENS = 16384  # of a batch
 MAX_VALIDATION_WINDOWS = 64  # of a batch
 EVALUATION_WINDOWS = 32  # of a batch
 MAX_SAMPLE_TOKENS = 120
+OPENING_TOKENS, OPENING_CHARACTERS = 512, 24  # of the held-out text
 
 
 def validation_batch(seq_len: int) -> int:
     """Windows per batch of a validation. The corruption of a text depends on it, so an evaluation uses the same."""
     return max(1, min(MAX_VALIDATION_WINDOWS, VALIDATION_TOKENS // seq_len))
+
+
+def opening_of(ids: np.ndarray, tokenizer: Tokenizer) -> str:
+    """Words that begin a line of these ids; "" where they are English, which examples of commands are."""
+    text = tokenizer.decode(ids[:OPENING_TOKENS].tolist())
+    first, *others = text.split("\n")  # the first one may begin in its middle
+    line = next(filter(str.strip, others), first).strip()
+    cut = line[: OPENING_CHARACTERS + 1]
+    words = cut.rpartition(" ")[0] if len(cut) > OPENING_CHARACTERS else cut
+    return "" if "The " in text else words or line[:OPENING_CHARACTERS]
 
 
 def open_text(specs: Sequence[SourceSpec], data: Data | ChosenData) -> list[TextSource]:
@@ -147,8 +158,8 @@ class CorpusTask(Task):
         """What a guess scores on the validation corpora that knows only how often tokens occur in the others."""
 
     @abstractmethod
-    def first_try(self, recipe: Recipe) -> tuple[str, ...]:
-        """As of `TrainingData`."""
+    def first_try(self, recipe: Recipe, opening: str) -> tuple[str, ...]:
+        """As of `TrainingData`. opening: see `opening_of`."""
 
     def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
         """Tokenize the texts and cut them. Errors: too little text, a tokenizer without the tokens that are needed."""
@@ -198,7 +209,7 @@ class CorpusTask(Task):
             valid_tokens=held_out,
             files=tuple(dict.fromkeys(file for corpus in [*train, *valid] for file in corpus.files)),
             baselines=partial(self.baselines, recipe, train, valid, tokenizer),
-            first_try=self.first_try(recipe),
+            first_try=self.first_try(recipe, opening_of(valid[0].slice(0, OPENING_TOKENS), tokenizer)),
         )
 
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
@@ -299,8 +310,8 @@ class Text(CorpusTask):
     ) -> Baselines:
         return text_baselines(train, held_out, num_ids=tokenizer.vocab_size)
 
-    def first_try(self, recipe: Recipe) -> tuple[str, ...]:
-        return ("generate", "--prompt", "The ")
+    def first_try(self, recipe: Recipe, opening: str) -> tuple[str, ...]:
+        return ("generate", "--prompt", opening or "The ")
 
     def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> HeldOut:
         corpora, name = self.read(loaded, data, work)
