@@ -229,8 +229,12 @@ class Transformer(nn.Module):
                 replacement is returned. A cache keeps keys and values as they were computed.
 
         Raises:
-            ValueError: unknown taps, missing inputs, or a replacement that does not fit or has no place in this pass.
+            ValueError: unknown taps, missing inputs, ids of another shape, or a replacement that does not fit or has no
+                place in this pass.
         """
+        for name, ids in (("input_ids", input_ids), ("decoder_input_ids", decoder_input_ids)):
+            if ids is not None and ids.ndim != 2:
+                raise ValueError(f"{name} must have the shape [batch, tokens], found {list(ids.shape)}")
         wanted, replacements = frozenset(taps), dict(replace or {})
         sink = None
         if wanted or replacements:
