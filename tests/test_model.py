@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -391,3 +392,14 @@ def test_missing_inputs_are_named() -> None:
         make()(tokens(1, 3)).head("nsp")
     with pytest.raises(ValueError, match="no cache"):
         make("encoder").new_cache(1, 4)
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 1, 3)])
+def test_ids_of_another_shape_are_one_clear_error(shape: tuple[int, ...]) -> None:
+    ids, wrong = torch.zeros(1, 3, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
+    model = make("both")
+    for given, name in (({"input_ids": wrong, "decoder_input_ids": ids}, "input_ids"),
+                        ({"input_ids": ids, "decoder_input_ids": wrong}, "decoder_input_ids")):  # fmt: skip
+        expected = rf"^{name} must have the shape \[batch, tokens\], found {re.escape(str(list(shape)))}$"
+        with pytest.raises(ValueError, match=expected):
+            model(**given)

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.data import messy
 from tests.data.workbooks import excel
@@ -212,14 +214,35 @@ def test_running_text_is_described_and_drawn(cli: Cli, tmp_path: Path) -> None:
     assert "text: 4 characters in 2 lines, 3 words" in outcome.out, "each row is a document"
 
 
+def test_images_are_looked_at_as_images(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(60):
+        folder = Path("digits") / "0129"[number % 4]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 9), number, dtype=np.uint8)).save(folder / f"{number}.png")
+    found = json.loads(cli("data", "digits", "--json").out)
+    assert (found["examples"], found["side"], found["channels"]) == (60, 8, 1)
+    assert found["labels"] == dict.fromkeys("0129", 15) and min(found["held_out"].values()) > 0
+    first, labels, held_out = cli("data", "digits").out.splitlines()
+    assert first == "digits: 60 grey images of 8 pixels"
+    assert labels.startswith("labels (4): 0, 1, 2, 9 (25.0%")
+    trained = cli("train", "--arch", "vit", "--data", "digits", "--dry-run").err
+    assert held_out.startswith(
+        f"held out by train --arch vit without --valid: {sum(found['held_out'].values())} images"
+    )
+    assert f"{sum(found['held_out'].values())} validation images" in trained
+    assert cli("data", "digits", "-o", "look.svg").code == 0
+    for more in (["digits"], ["--objective", "causal_lm"], ["--dropped", "bad.jsonl"]):
+        assert "images are looked at alone" in cli("data", "digits", *more).err
+
+
 @pytest.mark.parametrize(
     ("name", "content"), [("a.png", b"\x89PNG"), ("a.zip", b"PK"), ("train-idx3-ubyte", b"\0\0\x08\x03" + bytes(12))]
 )
-def test_images_are_no_text(cli: Cli, tmp_path: Path, name: str, content: bytes) -> None:
+def test_images_without_labels_are_no_text(cli: Cli, tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     outcome = cli("data", tmp_path / name)
-    assert outcome.code == 2 and f"{name}: found images; tformer data looks at text" in outcome.err
-    assert "--arch vit --dry-run" in outcome.err
+    assert outcome.code == 2 and "no text" not in outcome.err and name in outcome.err
 
 
 def test_a_carriage_return_outside_quotes_is_named(cli: Cli, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -30,6 +30,7 @@ OBJECTIVES = (
     *("classification", "multi_label", "regression", "seq2seq", "causal_lm"),
     *("token_classification", "question_answering"),
 )
+OF_IMAGES = {"paths", "output", "format", "as_json"}  # options that a look at images takes
 LENGTHS, OUTPUT = Panel("Lengths"), Panel("Output")
 
 EPILOG = examples(
@@ -44,7 +45,7 @@ EPILOG = examples(
 class DataOptions:
     """The options of `tformer data`."""
 
-    paths: Annotated[tuple[str, ...], argument("FILE", help="Tables, texts, folders, patterns or URLs.")] = ()
+    paths: Annotated[tuple[str, ...], argument("FILE", help="Tables, texts, images, folders, patterns or URLs.")] = ()
     target: Annotated[tuple[str, ...], DATA("--target", metavar="FILE", help="Target of each line of FILE.")] = ()
     valid: Annotated[
         tuple[str, ...], DATA("--valid", metavar="PATH", help="Validation data, looked for in the others.")
@@ -112,7 +113,8 @@ class DataOptions:
 def data(options: DataOptions) -> None:
     """Look at data: columns, labels, lengths, duplicates, bad rows.
 
-    Labelled tables, pairs, running text, words with tags (CoNLL, jsonl) and questions about contexts (SQuAD's json).
+    Labelled tables, pairs, running text, words with tags (CoNLL, jsonl), questions about contexts (SQuAD's json), and
+    images in a folder for each label (number, size, labels, what a training holds out).
     Near duplicates are texts that differ in case, white space and punctuation only. Bad rows have no label, no text or
     missing cells. `train` says the same of its data, and never divides equal texts between training and validation.
     """
@@ -121,18 +123,25 @@ def data(options: DataOptions) -> None:
     from tformer.tasks.base import bad_row_lines, named_columns
     from tformer.viz.output import choose_output
     from tformer.viz.picture import render_plots
-    from tformer.workflows.look import DataLook, specs_of
+    from tformer.workflows.look import DataLook, ImageLook, has_images, specs_of
 
-    found = DataLook(
-        specs_of(options.paths, options.target, option="--target"),
-        specs_of(options.valid, options.valid_target, option="--valid-target"),
-        named_columns(options),
-        Reading(options.invalid_utf8, options.encoding, options.delimiter, "drop", options.quotes or "cells"),
-        objective=options.objective,
-        tokenizer=None if options.tokenizer is None else Path(options.tokenizer),
-        most=options.max_length,
-    )
-    if options.dropped is not None:
+    found: DataLook | ImageLook
+    if any(map(has_images, options.paths)):
+        given = {each.name for each in fields(options) if getattr(options, each.name) != each.default}
+        if len(options.paths) > 1 or not given <= OF_IMAGES:
+            raise InputError(f"{options.paths[0]}: images are looked at alone, without options of texts")
+        found = ImageLook(options.paths[0])
+    else:
+        found = DataLook(
+            specs_of(options.paths, options.target, option="--target"),
+            specs_of(options.valid, options.valid_target, option="--valid-target"),
+            named_columns(options),
+            Reading(options.invalid_utf8, options.encoding, options.delimiter, "drop", options.quotes or "cells"),
+            objective=options.objective,
+            tokenizer=None if options.tokenizer is None else Path(options.tokenizer),
+            most=options.max_length,
+        )
+    if options.dropped is not None and isinstance(found, DataLook):
         write_file(options.dropped, in_blocks(bad_row_lines(found.sources)))
         show_notes([f"{options.dropped}: {found.bad.total:,} rows"])
     if options.as_json:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import numpy as np
 
 from tformer.data.look import MOST_LABELS, line_on_labels, look_at, look_at_text, sides_of, texts_of
 from tformer.data.sources.columns import Column, is_number
-from tformer.data.sources.files import format_ending, locate
-from tformer.data.sources.image_files import IMAGE_ENDINGS, is_idx
+from tformer.data.sources.files import expanded, format_ending, locate
+from tformer.data.sources.image_files import IMAGE_ENDINGS, find_images, is_idx
+from tformer.data.sources.images import class_order, survey_images
 from tformer.data.sources.labelled import LabelledSource, open_labelled
 from tformer.data.sources.pairs import open_pairs
 from tformer.data.sources.questions import open_questions
@@ -21,13 +23,16 @@ from tformer.data.sources.reading import BadRows, Reading
 from tformer.data.sources.tables import LabelledRow, PairRow, Table, json_objects
 from tformer.data.sources.tagged import CONLL_ENDINGS, KEYS, open_tagged
 from tformer.data.sources.text import TEXT_ENDINGS, open_sources
-from tformer.recipe.data_defaults import words_of
+from tformer.recipe.data_defaults import ImageSurvey, choose_by_data, words_of
+from tformer.recipe.load import load_recipe
 from tformer.recipe.sections import Columns, SourceSpec
 from tformer.support.errors import InputError
 from tformer.support.formatting import listed
+from tformer.tasks.labelled import Parts
 from tformer.viz.plots import Heat, Line, Lines, Plot
 from tformer.workflows.tokenizing import open_subject
 
+FIRST_FILES = 1000  # of a folder
 GUESSED_ROWS, FEW_ROWS = 1000, 10  # whose labels are compared; with fewer, any may be labels
 
 OBJECTIVES = {
@@ -137,15 +142,57 @@ class DataLook:
     def plots(self) -> list[Plot]:
         """The rows of each label, and the lengths of the texts, of both sides of pairs, or of lines."""
         found, plots, one = self.look.figures, list[Plot](), "line" if self.kind == "text" else "text"
-        if names := list(found.get("labels", ()))[:MOST_LABELS]:
-            counts = np.array([[found["labels"][name]] for name in names], dtype=float)
-            plots.append(Heat(counts, names, ["rows"], "label", "", "viridis", 0.0, title="Labels", numbers=True))
+        if found.get("labels"):
+            plots.append(plot_of_labels(found["labels"]))
         lines = []
         for side, of in sides_of(found["lengths"]).items():
             middles, counts = np.array([[(a + b) / 2, n] for a, b, n in of["histogram"]], dtype=float).T
             lines.append(Line(side or f"{one}s", middles, counts))
         x, y, caption = f"{found['unit']} of a {one}", "lines" if one == "line" else "rows", ". ".join(self.lines())
         return [*plots, Lines(x, y, lines, points=True, title="Lengths", caption=caption)]
+
+
+class ImageLook:
+    """What `tformer data` says of labelled images: number, size, labels, and what a training would hold out."""
+
+    def __init__(self, path: str) -> None:
+        """Raises InputError for images without labels."""
+        self.name = path
+        self.survey = ImageSurvey(*survey_images(path))
+        choice = choose_by_data("vit", self.survey)
+        data = load_recipe(arch="vit", flags={"data.train": [{"path": path}]}, by_data=choice).recipe.data
+        classes = np.array(find_images(expanded(path), needs_label=True).classes)
+        valid = Parts.of(np.unique(classes, return_inverse=True)[1], data, name=path, rows=None).valid
+        self.labels, self.held_out = (
+            {name: int((of == name).sum()) for name in class_order(set(classes.tolist()))}
+            for of in (classes, classes[valid])
+        )
+
+    def document(self) -> dict[str, Any]:
+        return {"data": self.name, **asdict(self.survey), "labels": self.labels, "held_out": self.held_out}
+
+    def lines(self) -> Iterator[str]:
+        yield f"{self.name}: {self.survey}"
+        yield line_on_labels(list(self.labels), self.labels)
+        of_each = " to ".join(dict.fromkeys(f"{count(self.held_out.values()):,}" for count in (min, max)))
+        total = sum(self.held_out.values())
+        yield f"held out by train --arch vit without --valid: {total:,} images, {of_each} of each label"
+
+    def plots(self) -> list[Plot]:
+        return [plot_of_labels(self.labels)]
+
+
+def has_images(path: str) -> bool:
+    """Whether a path is an image, a file of images, or a folder in which one of the first files is."""
+    place = expanded(path)
+    files = islice(place.rglob("*"), FIRST_FILES) if place.is_dir() else [place]
+    return any(file.suffix.lower() in {*IMAGE_ENDINGS, ".zip"} for file in files) or (place.is_file() and is_idx(place))
+
+
+def plot_of_labels(labels: Mapping[str, int]) -> Heat:
+    names = list(labels)[:MOST_LABELS]
+    counts = np.array([[labels[name]] for name in names], dtype=float)
+    return Heat(counts, names, ["rows"], "label", "", "viridis", 0.0, title="Labels", numbers=True)
 
 
 def specs_of(paths: Sequence[str], targets: Sequence[str], *, option: str) -> list[SourceSpec]:
@@ -196,10 +243,6 @@ def _open(
 
     A table whose labels hardly occur twice, and are no numbers, has pairs.
     """
-    for path in (Path(spec.path) for spec in specs):
-        if path.suffix.lower() in {*IMAGE_ENDINGS, ".zip"} or (path.is_file() and is_idx(path)):
-            hint = "tformer train --arch vit --dry-run --data PATH shows their labels and a first batch"
-            raise InputError(f"{path}: found images; tformer data looks at text", hint=hint)
     how: dict[str, Any] = {"columns": columns, "reading": reading}
     labels: dict[str, Any] = {"multi_label": objective == "multi_label", "numeric_label": objective == "regression"}
     kinds, errors = _kinds(specs, columns, reading, objective), list[InputError]()
