@@ -34,7 +34,9 @@ def shown(open_text: Callable[..., Any]) -> Callable[..., Any]:
 def test_tokens_have_the_colours_of_their_losses_and_the_cursor_shows_alternatives(shown: Callable[..., Any]) -> None:
     report = token_report(WORDS, bits=np.array([np.nan, *np.arange(8.0)]))
     page = shown(report)
+    assert "loss, bits (dark: expected, yellow: surprising)" in page.locator(".bar").first.text_content()
     span = page.locator(".tokens span")
+    assert span.first.evaluate("e => getComputedStyle(e).boxShadow") != "none", "neighbours are told apart"
     assert span.count() == len(WORDS) and span.first.evaluate("e => e.style.background") == ""
     for place in (1, 5, 8):
         red, green, blue = colour_at("viridis", (place - 1) / 7)

@@ -62,6 +62,8 @@ def test_patching_in_every_format(decoder: Path, cli: Cli) -> None:
         assert "residual stream before each layer (decoder): L" in made.err
     page = Path("p.html").read_text()
     assert len(page) < 300_000 and f"Model: {decoder}" in page and "Command: tformer" in page
+    above = page.split('<p class="subtitle" dir="auto">')[1].split("</p>")[0]
+    assert above.startswith(f"clean: {PROMPTS[1]} · corrupted: {PROMPTS[3]} · difference of the logits of"), above
 
 
 def test_numbers_agree_in_json_and_csv(decoder: Path, cli: Cli) -> None:

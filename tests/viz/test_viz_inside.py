@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -64,6 +66,20 @@ def test_an_ablation_shows_the_loss_that_each_part_saves() -> None:
     np.testing.assert_allclose(heads.values, [[1.0, 0.5]])
     np.testing.assert_allclose(layers.values, [[2.0]])
     assert [row[0] for row in ablation_table(report)] == ["part", "(whole)", "L0 attention", "L0H0", "L0H1"]
+
+
+def test_maps_of_patches_say_what_their_scale_means() -> None:
+    for plot in patch_plots(patched(4)):
+        assert isinstance(plot, Heat) and plot.value_label == "difference, 1 clean, 0 corrupted"
+
+
+def test_a_picture_counts_layers_and_heads_in_whole_numbers() -> None:
+    heat = Heat(np.eye(2), range(2), range(2), "layer", "head", "RdBu_r", 0.0, 1.0, "value")
+    picture = render_plots([heat], "svg", title="x")
+    assert isinstance(picture, bytes)
+    words = re.findall(r">([^<>\s]+)</text>", picture.decode())
+    below = words[: words.index("head")]
+    assert set(below) <= {"0", "1", "x"}, below
 
 
 def test_a_low_score_names_no_head_of_its_kind() -> None:

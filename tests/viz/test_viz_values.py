@@ -47,15 +47,15 @@ def words(labels: Any) -> list[str]:
 
 
 # A matrix has 0.24 inches a token if it is alone, else 0.17: at least 2.4, at most 9 or 5. Names need 1.3 at the side
-# and 0.9 below, the heading 0.6.
+# and 1.1 below, so that they do not reach the title of the next row, the heading 0.6.
 @pytest.mark.parametrize(
     ("layers", "heads", "tokens", "layout", "inches"),
     [
-        (1, 1, 4, (1, 1), (2.4 + 1.3, 2.4 + 0.9 + 0.6)),
-        (1, 1, 20, (1, 1), (4.8 + 1.3, 4.8 + 0.9 + 0.6)),
-        (1, 1, 80, (1, 1), (9 + 1.3, 9 + 0.9 + 0.6)),
-        (1, 3, 20, (2, 2), (2 * (3.4 + 1.3), 2 * (3.4 + 0.9) + 0.6)),
-        (2, 3, 40, (2, 4), (4 * (5 + 1.3), 2 * (5 + 0.9) + 0.6)),
+        (1, 1, 4, (1, 1), (2.4 + 1.3, 2.4 + 1.1 + 0.6)),
+        (1, 1, 20, (1, 1), (4.8 + 1.3, 4.8 + 1.1 + 0.6)),
+        (1, 1, 80, (1, 1), (9 + 1.3, 9 + 1.1 + 0.6)),
+        (1, 3, 20, (2, 2), (2 * (3.4 + 1.3), 2 * (3.4 + 1.1) + 0.6)),
+        (2, 3, 40, (2, 4), (4 * (5 + 1.3), 2 * (5 + 1.1) + 0.6)),
     ],
 )
 def test_heads_have_their_weights_and_names_in_panels_of_their_size(
@@ -91,13 +91,20 @@ def test_all_heads_stand_in_rows_of_layers_and_a_head_that_was_pruned_leaves_a_g
     less = replace(attention.layers[1], heads=(0, 2, 3), weights_HTS=attention.layers[1].weights_HTS[[0, 2, 3]])
     attention = replace(attention, layers=(attention.layers[0], less, attention.layers[2]))
     draw(scene_of(attention, rollouts=False), "encoder", "model", format_="png", scale="sqrt")
-    panels, bar = figures[0].axes[:12], figures[0].axes[12:]
-    assert [layout_of(axes) for axes in panels] == [(3, 4, n) for n in range(12)] and len(bar) == 1
-    assert [axes.get_title() for axes in panels] == ["head 0", "head 1", "head 2", "head 3"] + [""] * 8
-    assert [axes.get_ylabel() for axes in panels] == [n for y in range(3) for n in (f"layer {y}", "", "", "")]
-    assert [len(axes.images) for axes in panels] == [1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1] and not panels[5].axison
-    assert np.array_equal(panels[6].images[0].get_array(), less.weights_HTS[1])
-    assert tuple(figures[0].get_size_inches()) == pytest.approx((4 * 2.2 + 1.3, 3 * 2.2 + 1.1))
+    panels, bar = figures[0].axes[:11], figures[0].axes[11:]
+    places = [n for n in range(12) if n != 5]
+    assert [layout_of(axes) for axes in panels] == [(3, 4, n) for n in places] and len(bar) == 1
+    assert [axes.get_title() for axes in panels] == ["head 0", "head 1", "head 2", "head 3"] + [""] * 7
+    names = [n for y in range(3) for n in (f"layer {y}\nquery", "", "", "")]
+    assert [axes.get_ylabel() for axes in panels] == [names[n] for n in places]
+    assert [axes.get_xlabel() for axes in panels] == [""] * 7 + ["key"] * 4
+    assert [len(axes.images) for axes in panels] == [1] * 11
+    assert np.array_equal(panels[5].images[0].get_array(), less.weights_HTS[1])
+    tokens = [token.replace(" ", "␣") for token in attention.keys.tokens]
+    assert [words(axes.get_xticklabels()) for axes in panels] == [[]] * 7 + [tokens] * 4
+    assert [words(axes.get_yticklabels()) for axes in panels] == [tokens if n % 4 == 0 else [] for n in places]
+    room = 0.06 * max(map(len, tokens))
+    assert tuple(figures[0].get_size_inches()) == pytest.approx((4 * 2.2 + 1.3 + room, 3 * 2.2 + 1.1 + room))
 
 
 def test_patches_lie_on_the_image_in_the_colours_of_their_shares(figures: list[Any]) -> None:

@@ -61,12 +61,13 @@ def emit_views(
     csv: Callable[[], str],
     terminal: Callable[[], str] | None = None,
     html: Callable[..., str] | None = None,
+    subtitle: str = "",
 ) -> None:
     """Write a report in the chosen format: as its own text there, else as its plots.
 
     Args:
         title: with {} for the name of the run.
-        html: called with `title` and the `notes` that stand below a page.
+        html: called with `title` and the `notes` that stand below a page. subtitle: of a page of plots.
     """
     from tformer.viz.attention.scene import run_name
     from tformer.viz.picture import render_plots
@@ -77,4 +78,6 @@ def emit_views(
         return emit_document(chosen, html(**whole))
     own = {"json": json, "csv": csv, "terminal": terminal}.get(chosen.format)
     to_file = chosen.path is not None
-    emit_document(chosen, own() if own else render_plots(plots(), chosen.format, to_file=to_file, **whole))
+    emit_document(
+        chosen, own() if own else render_plots(plots(), chosen.format, to_file=to_file, subtitle=subtitle, **whole)
+    )

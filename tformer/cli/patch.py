@@ -6,6 +6,9 @@ from tformer.cli.command import examples, takes_options
 from tformer.cli.look_inside import emit_views, looking_inside
 from tformer.cli.report import show_notes
 from tformer.inside.options import PatchOptions
+from tformer.support.formatting import fitted
+
+SHOWN = 160  # characters of a prompt above the maps
 
 EPILOG = examples(
     '`tformer patch --clean "The Louvre is in" --corrupted "The Prado is in"`',
@@ -33,6 +36,7 @@ def patch(options: PatchOptions) -> None:
         if options.ablate is None:
             report = patch_prompts(loaded, options, work)
             show_notes(viz.patch_lines(report), dim=True)
+            clean, corrupted = (fitted(str(each.image or each.text), SHOWN) for each in options.prompts)
             emit_views(
                 chosen,
                 loaded,
@@ -40,6 +44,7 @@ def patch(options: PatchOptions) -> None:
                 lambda: viz.patch_plots(report),
                 json=lambda: viz.patch_json(report, model=loaded.identity),
                 csv=lambda: viz.patch_csv(report),
+                subtitle=f"clean: {clean} · corrupted: {corrupted} · {viz.metric_words(report)}",
             )
         else:
             found = ablate(loaded, options, work)

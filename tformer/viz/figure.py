@@ -140,7 +140,9 @@ def _heat(figure: Any, axes: Any, plot: Heat) -> None:
         extent=(left - 0.5, left + columns - 0.5, top + rows - 0.5, top - 0.5),
     )
     for axis, names, count in ((axes.xaxis, plot.columns, columns), (axes.yaxis, plot.rows, rows)):
-        if not _counts(names):
+        if _counts(names):
+            axis.get_major_locator().set_params(integer=True)
+        else:
             shown = [at for at in range(count) if str(names[at])]
             shown = shown[:: math.ceil(len(shown) / MAX_NAMES) or 1]
             texts = [visible(str(names[at])) for at in shown]

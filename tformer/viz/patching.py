@@ -38,7 +38,8 @@ def _patch_heat(report: PatchReport, each: PatchMap, what: str, values: np.ndarr
     )
     return Heat(
         values if each.is_of_heads else values.T, rows, columns, row_label, column_label, "RdBu_r", -most, most,
-        report.metric, f"{PARTS[each.part]}{place}, {what}", caption, numbers=each.is_of_heads,
+        f"{report.metric}, 1 clean, 0 corrupted", f"{PARTS[each.part]}{place}, {what}", caption,
+        numbers=each.is_of_heads,
     )  # fmt: skip
 
 

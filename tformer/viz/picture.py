@@ -16,11 +16,17 @@ FILE_WIDTH, LARGEST_WIDTH = 100, 160  # columns of text in a file, and of a term
 
 
 def render_plots(
-    plots: Sequence[Plot], format_: str, *, title: str, to_file: bool = True, notes: Sequence[str] = ()
+    plots: Sequence[Plot],
+    format_: str,
+    *,
+    title: str,
+    to_file: bool = True,
+    subtitle: str = "",
+    notes: Sequence[str] = (),
 ) -> str | bytes:
     """The content of a file, or of standard output, in one of `output.FORMATS`; `title` stands above all plots.
 
-    notes: below a page.
+    subtitle, notes: of a page, below its title and at its end.
     """
     if format_ == "csv":
         return plots_to_csv(plots)
@@ -33,7 +39,7 @@ def render_plots(
     if format_ == "html":
         return render_page(
             title=title,
-            subtitle="",
+            subtitle=subtitle,
             body='<div id="plots" class="panels"></div>',
             scripts=("plots.js",),
             data={"plots": list(map(for_page, plots))},

@@ -131,7 +131,7 @@ def _as_csv(reports: Sequence[TokenReport], *, hardest: int) -> str:
 def as_page(reports: Sequence[TokenReport], *, hardest: int, command: str = "", max_bytes: float = MAX_BYTES) -> str:
     """The page. Raises InputError for one of more than `max_bytes`."""
     first, high, document = reports[0], most_bits(reports), as_document(reports, hardest=hardest)
-    measures: dict[str, Any] = {"bits": ("loss, bits", "viridis", 0.0, high)}
+    measures: dict[str, Any] = {"bits": ("loss, bits (dark: expected, yellow: surprising)", "viridis", 0.0, high)}
     if document["segments"] is not None:
         most = np.nanmax([0.0, *(abs(each["difference"]) for each in document["segments"])]) or 1.0
         one, other = names_of(reports)
