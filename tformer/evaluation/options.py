@@ -50,6 +50,9 @@ class DataOptions:
             default="the run's validation data",
         ),
     ] = None
+    data_folder: Annotated[
+        Path | None, DATA("--data-folder", metavar="DIR", help="Where the run's own data has been moved.", rare=True)
+    ] = None
     text_column: TextColumn = None
     text2_column: Text2Column = None
     label_column: LabelColumn = None
@@ -356,7 +359,20 @@ class EvaluationOptions(DataOptions):
 
 
 COMMON = frozenset(
-    {"run", "data", "batch_size", "by", "plot", "as_json", "checkpoint", "device", "devices", "precision", "quantize"}
+    {
+        "run",
+        "data",
+        "data_folder",
+        "batch_size",
+        "by",
+        "plot",
+        "as_json",
+        "checkpoint",
+        "device",
+        "devices",
+        "precision",
+        "quantize",
+    }
 )
 """Options that apply to every kind of data."""
 

@@ -24,6 +24,7 @@ from tformer.recipe.data_defaults import CHOSEN, DataChoice
 from tformer.recipe.followers import LENGTHS, follow
 from tformer.recipe.migrations import migrate
 from tformer.recipe.overrides import DEFAULT, Draft, flag_origin
+from tformer.recipe.places import placed
 from tformer.recipe.presets import Choice, agree_with_stored, choose_base
 from tformer.recipe.problems import problems_of, raise_problems, unusable_values
 from tformer.recipe.recipe import Recipe
@@ -258,7 +259,7 @@ def _read_config(path: Path) -> Document:
 
 
 def _migrated(document: Document, name: str) -> Document:
-    return document._replace(value=migrate(document.value, name=name))
+    return document._replace(value=placed(migrate(document.value, name=name)))
 
 
 def _freeze(draft: Draft) -> Recipe:

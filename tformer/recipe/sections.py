@@ -70,6 +70,8 @@ class SourceSpec(Section):
 class Data(Section):
     """Training and validation data, and how examples become batches."""
 
+    # where the relative paths of a run start: the folder in which its training was started; null: the current one
+    folder: str | None = None
     train: tuple[SourceSpec, ...] = ()  # empty: the built-in source of the objective
     valid: tuple[SourceSpec, ...] = ()  # empty: `valid_fraction` of the training data, fixed
     # share of the training data that is used, drawn by the seed with the share of every class (running text: one part)

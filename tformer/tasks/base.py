@@ -32,11 +32,13 @@ from tformer.loading import Loaded
 from tformer.metrics import lower_is_better
 from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.recipe.data_defaults import Survey
+from tformer.recipe.places import moved, require_there
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Columns, Data, SourceSpec
 from tformer.support.errors import InputError, NotFiniteError
 from tformer.support.files import STANDARD_INPUT
 from tformer.support.formatting import listed, plural
+from tformer.support.options import require_at_most_one
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import ShouldStop, Work
 
@@ -260,6 +262,7 @@ def choose_data(loaded: Loaded, options: DataOptions, *, validation: bool = Fals
     )
     prefix, _ = task_prefix(loaded.recipe, options.prefix)
     if named:
+        require_at_most_one([("--data-folder", options.data_folder), ("--data", options.data or options.source)])
         path = options.data or options.source
         assert path is not None
         spec = SourceSpec(path=path, target_path=options.target, prefix=prefix)
@@ -271,6 +274,9 @@ def choose_data(loaded: Loaded, options: DataOptions, *, validation: bool = Fals
         )
     left_out = data.folds is not None and not validation
     specs = data.train if left_out else data.valid or data.train
+    if options.data_folder is not None:
+        specs = moved(specs, options.data_folder)
+    require_there(specs, loaded.path, "--data-folder names the folder in which it is now")
     if any(spec.path == STANDARD_INPUT for spec in specs):
         raise InputError(
             f"{loaded.path} was trained on standard input, which cannot be read again",

@@ -15,10 +15,11 @@ from tformer.interop.adapters import AdaptedCheckpoint, open_base
 from tformer.interop.opening import open_checkpoint
 from tformer.loading import load
 from tformer.objectives import OBJECTIVES, unused_keys
-from tformer.recipe import Resolved, load_recipe, recipe_from_yaml, recipe_to_yaml
+from tformer.recipe import Resolved, load_recipe, recipe_from_yaml, recipe_to_data, recipe_to_yaml
 from tformer.recipe.body_defaults import follow_body
 from tformer.recipe.data_defaults import DataChoice, choose_by_data
 from tformer.recipe.followers import UNLIMITED_STEPS
+from tformer.recipe.places import require_there, start_folder
 from tformer.recipe.recipe import Embeddings, Recipe, Teacher, Tokenizer
 from tformer.recipe.sections import Columns, LoraBase
 from tformer.recipe.sizes import DEFAULT_MINUTES, MOST_LENGTH, STACKS, ladder_of, sized
@@ -121,13 +122,20 @@ def find_start(
         if each.objective.compares_base and start.recipe.lora is None:
             text = f"{each.kind} compares the model with the frozen base of its adapters, found no adapters"
             raise InputError(text, hint="--init-from MODEL --lora")
-    start = replace(start, dry_run=options.dry_run, run=run)
+    sizes = tuple(map(_with_folder, start.sizes))
+    start = replace(start, recipe=_with_folder(start.recipe), sizes=sizes, dry_run=options.dry_run, run=run)
     teacher = start.recipe.teacher
     if with_teacher and teacher is not None and teacher.path is not None:
         return _with_teacher(start, teacher, options)
     if with_teacher and options.distil is not None:
         raise InputError("--distil needs a teacher, found none", hint="name one: --teacher RUN")
     return start
+
+
+def _with_folder(recipe: Recipe) -> Recipe:
+    """The recipe with the folder in which its relative paths start."""
+    folder = start_folder(recipe_to_data(recipe))
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"folder": folder})})
 
 
 def recipe_of_leader(recipe: Recipe, worker: Worker) -> Recipe:
@@ -139,7 +147,11 @@ def recipe_of_leader(recipe: Recipe, worker: Worker) -> Recipe:
 def _with_teacher(start: Start, section: Teacher, options: TrainOptions) -> Start:
     """The start with the teacher loaded and its vocabulary in the recipe, which names the teacher's checkpoint."""
     recipe = start.recipe
-    resumed = "it teaches this run to its end; to go on without it: --set teacher.path=null" if start.resumed else None
+    resumed = (
+        "it teaches this run to its end: --teacher names its place, --set teacher.path=null goes on without"
+        if start.resumed
+        else None
+    )
     assert section.path is not None
     try:
         teacher = load(section.path)  # on the CPU
@@ -154,7 +166,7 @@ def _with_teacher(start: Start, section: Teacher, options: TrainOptions) -> Star
                 hint="leave it out",
             )
         recipe = with_teacher_vocabulary(recipe, teacher)
-    section = section.model_copy(update={"path": str(teacher.path)})
+    section = section.model_copy(update={"path": str(teacher.path.absolute())})
     notes = (*start.notes, *describe_teacher(section, teacher))
     return replace(start, recipe=recipe.model_copy(update={"teacher": section}), teacher=teacher, notes=notes)
 
@@ -172,6 +184,9 @@ def _resume(options: TrainOptions, run: RunDirectory | None) -> Start:
         return replace(start, notes=(note, *start.notes), out=out, may_exist=out is not None)
     resolved = load_recipe(config=recipe_file, flags=options.recipe_values(), sets=list(options.sets))
     recipe = resolved.recipe
+    require_there(
+        (*recipe.data.train, *recipe.data.valid), out, "--data, --source, --target and --valid name its place"
+    )
     arch, preset = _named(options)
     for given, own, name in ((arch, recipe.arch, "--arch"), (preset, recipe.preset, "--preset")):
         if given is not None and given != own:
@@ -314,7 +329,7 @@ def _with_new_data(stored: Recipe, options: TrainOptions) -> Recipe:
         training = training.model_copy(update={"max_steps": UNLIMITED_STEPS, "eval_every": None, "save_every": None})
     objectives = _given_objectives(options) or [objective.kind for objective in stored.objectives]
     needs_generator = any(OBJECTIVES[kind].needs_generator for kind in objectives if kind in OBJECTIVES)
-    opened: dict[str, Any] = {"train": (), "valid": (), "folds": None, "fold": 1, "labels": ()}
+    opened: dict[str, Any] = {"train": (), "valid": (), "folder": None, "folds": None, "fold": 1, "labels": ()}
     opened |= {"columns": Columns(), "format": None}
     machine = {"precision": "auto", "compile": "auto", "device": "auto", "threads": None}
     sections: dict[str, Any] = {
