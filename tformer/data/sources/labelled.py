@@ -347,8 +347,9 @@ def stratified_split(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(indices kept, indices held out): sorted, always the same for the same labels.
 
-    For classes (int [N]), a share of each class is held out, see `_shares`; of several labels (bool [N, L]) an example
-    counts for the rarest one. For scores, a random share of all examples is. At least one example of two or more is.
+    For classes (int [N]), a share of each class is held out, see `_shares`. For scores and for several labels (bool
+    [N, L]), a random share of all examples is; where this leaves a label out, an example counts for its rarest one. At
+    least one example of two or more is held out.
 
     keys: int64 [N]; examples with equal keys are on one side, and count for the class of the first of them. Of a class,
         groups of equal examples are held out as long as they fit into its share; else the smallest one.
@@ -359,6 +360,9 @@ def stratified_split(
     sizes_N = np.bincount(first_N, minlength=len(labels))
     groups = [firsts]
     if labels.ndim == 2:
+        kept, held_out = stratified_split(np.zeros(len(labels)), fraction=fraction, keys=keys)
+        if (labels[kept].any(axis=0) & labels[held_out].any(axis=0)).all():
+            return kept, held_out
         labels = np.where(labels.any(axis=1), np.where(labels, labels.sum(axis=0), len(labels) + 1).argmin(axis=1), -1)
     if labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer):
         groups = [firsts[labels[firsts] == label] for label in np.unique(labels[firsts])]
