@@ -135,7 +135,7 @@ def test_nothing_is_ever_unpickled() -> None:
 
 def test_top_level_holds_what_was_agreed() -> None:
     agreed = {"tformer", "tests", "configs", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"}
-    agreed |= {"CITATION.cff"}
+    agreed |= {"CITATION.cff", "findings"}
     ignored = {"runs", "build", "dist"}
     found = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
     assert {name for name in found - ignored if not name.endswith(".egg-info")} <= agreed

@@ -76,6 +76,20 @@ def test_one_pixel_is_one_number(shown: Callable[..., Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("head", ["lm", "classifier"])
+def test_words_and_numbers_of_a_deep_model_stay_inside_their_cells(head: str, shown: Callable[..., Any]) -> None:
+    report = random_report(30, 2, 5, head=head)
+    words = {token: f" word{token}" for token in report.words}
+    page = shown(replace(report, words=words))
+    code = """() => [...document.querySelectorAll('#lens .cells span')].map((span) => {
+        const [text, box] = [span.getBoundingClientRect(), span.parentElement.getBoundingClientRect()];
+        return [text.width, text.height, box.width, box.height]; })"""
+    spans = np.array(page.evaluate(code))
+    columns = report.lens.probability.shape[1] if head == "lm" else 10
+    assert len(spans) == 31 * columns
+    assert (spans[:, 0] <= spans[:, 2] / columns).all() and (spans[:, 1] <= spans[:, 3] / 31 + 2).all()
+
+
 def test_measure_and_lens_are_switched_and_the_url_remembers(shown: Callable[..., Any]) -> None:
     plain = random_report(2, 2, 4)
     tuned = replace(random_lens(2, 4, seed=1), targets=plain.lens.targets)

@@ -72,7 +72,15 @@ tformer.heatmap = (canvas, settings) => {
     context.putImageData(image, 0, 0);
   }
 
-  const aspect = () => options.aspect || Math.min(Math.max(options.cols / options.rows, 0.75), 3);
+  // Width and height at most, in CSS pixels: a cell that holds text has room for it.
+  function size() {
+    const shape = options.aspect || Math.min(Math.max(options.cols / options.rows, 0.75), 3);
+    const width = Math.min(options.cols * options.cellSize, 620 * shape);
+    if (!options.numbers || options.aspect) return [width, width / shape];
+    const most = Math.max(0, ...numbersShown().map(([, , text]) => [...text].length));
+    return [Math.max(width, options.cols * (8 + 7 * most)), Math.max(width / shape, 18 * options.rows)];
+  }
+  const aspect = () => size()[0] / size()[1];
   const longest = (count, label) => {
     let found = "";
     for (let i = 0; i < count; i++) if (label(i).length > found.length) found = label(i);
@@ -168,7 +176,7 @@ tformer.heatmap = (canvas, settings) => {
     options = { ...options, ...changes };
     paint();
     canvas.style.aspectRatio = String(aspect());
-    wrap.style.maxWidth = `${Math.max(Math.min(options.cols * options.cellSize, 620 * aspect()) + 90, 260)}px`;
+    wrap.style.maxWidth = `${Math.max(size()[0] + 90, 260)}px`;
     canvas.setAttribute("aria-label", `${options.label}. ${options.rows} rows, ${options.cols} columns; arrow keys move the cursor.`);
     rowTitle.textContent = options.rowTitle ? `${options.rowTitle} ↓` : "";
     colTitle.textContent = options.colTitle ? `${options.colTitle} →` : "";
