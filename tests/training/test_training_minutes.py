@@ -283,6 +283,19 @@ def test_a_validation_that_outlasts_the_time_is_broken_off_and_repeated_by_resum
     assert metrics(run, "valid")
 
 
+def test_a_validation_is_tried_out_also_in_a_short_training_by_time(
+    start: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time is known before the last step is chosen; without a clock a short training needs none."""
+    tried: list[float] = []
+    monkeypatch.setattr(session, "expected_seconds", lambda run: tried.append(0.0) or 0.0)
+    monkeypatch.setattr(loop, "FORECAST_SECONDS", 0.0)
+    start("steps", minutes=None)
+    assert tried == []
+    start("time")
+    assert tried == [0.0]
+
+
 def test_what_a_guess_reaches_is_measured_before_the_steps_whose_number_depends_on_the_time_left(
     start: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

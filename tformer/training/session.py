@@ -474,7 +474,8 @@ class Session:
         """Try out the validations and a sample, and say how long the training will take."""
         step, alone = self.state.step, self.worker.world_size == 1
         left = self._seconds_left(trainer, step)
-        if left is None or not alone or (left < SHORT_TRAINING and not self._ends_on_all_data):
+        is_short = left is not None and left < SHORT_TRAINING and trainer.timer is None
+        if left is None or not alone or (is_short and not self._ends_on_all_data):
             return
         self.models.eval()
         write = self.prepared.data.sample
