@@ -235,7 +235,7 @@ def tokens(models: Models) -> Iterator[Row]:
     llama = models.llama(models.gguf)  # transformers 5.24 takes `smollm` for GPT-2's cuts
     theirs = [llama.tokenize(text.encode(), add_bos=False, special=True) for text in texts]
     unlike = [text for text, one, other in zip(texts, ours, theirs, strict=True) if one != other]
-    yield "SmolLM2: ids of 200 lines", f"{200 - len(unlike)} of 200 lines {unlike[:1]}", "llama.cpp", not unlike
+    yield "SmolLM2: ids of 200 lines", f"{200 - len(unlike)} of 200 lines{unlike[:1] or ''}", "llama.cpp", not unlike
     back = sum(tokenizer.decode(ids) == text for ids, text in zip(map(tokenizer.encode, texts), texts, strict=True))
     yield "SmolLM2: texts that decode to themselves", back, 200, back == 200
     import transformers
