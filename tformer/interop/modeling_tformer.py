@@ -41,6 +41,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
 }
 
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+"""Name of the keys and values in outputs: the first one from transformers 5.24 on."""
+
 
 class TformerConfig(PretrainedConfig):
     """`model`: the model section of a recipe. The usual names of sizes follow from it."""
@@ -466,7 +469,8 @@ class TformerForCausalLM(TformerPreTrainedModel, GenerationMixin):
             cache = DynamicCache()
         hidden = self.decoder(input_ids, attention_mask, token_type_ids, cache=cache).last_hidden_state
         logits = self.head(hidden)
-        return CausalLMOutputWithPast(logits=logits, past_key_values=cache)
+        kept: dict[str, Any] = {CACHE: cache}
+        return CausalLMOutputWithPast(logits=logits, **kept)
 
 
 class TformerForConditionalGeneration(TformerPreTrainedModel, GenerationMixin):
@@ -498,7 +502,8 @@ class TformerForConditionalGeneration(TformerPreTrainedModel, GenerationMixin):
             cache=None if cache is None else cache.self_attention_cache,
         )
         logits = self.head(decoded.last_hidden_state)
-        return Seq2SeqLMOutput(logits=logits, past_key_values=cache, encoder_last_hidden_state=memory)
+        kept: dict[str, Any] = {CACHE: cache}
+        return Seq2SeqLMOutput(logits=logits, encoder_last_hidden_state=memory, **kept)
 
 
 class TformerForMaskedLM(TformerPreTrainedModel):
