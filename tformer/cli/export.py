@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from tformer.cli.command import examples, takes_options
@@ -104,9 +104,9 @@ def export(options: ExportOptions) -> None:
 
         found = doors(open_checkpoint(options.run or newest_checkpoint(which=which), which))
         if options.as_json:
-            emit_json([asdict(one) for one in found])
+            emit_json(found)
         else:
-            emit_lines([one.line for one in found])
+            emit_lines([f"{one['to']:<12} {one['as'] or 'no: ' + str(one['barred'])}" for one in found])
         return
     assert out is not None  # `check` requires it
     with StopFlag() as flag:

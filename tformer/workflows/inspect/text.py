@@ -34,7 +34,7 @@ def report_lines(report: Report, *, width: int, depth: int | None) -> Iterator[s
         if len(set(heads)) > 1:
             yield from textwrap.wrap(f"heads of the {side}'s layers: {' '.join(map(str, heads))}", width)
     if subject.checkpoint is not None:
-        open_to = [one.to for one in doors(subject.checkpoint) if one.barred is None]
+        open_to = [str(one["to"]) for one in doors(subject.checkpoint) if one["as"]]
         told = f"formats of export: {', '.join(open_to) or 'none'} (why not others: tformer export RUN --list)"
         yield from textwrap.wrap(told, width, subsequent_indent="  ")
     yield ""
