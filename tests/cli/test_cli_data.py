@@ -236,6 +236,12 @@ def test_images_are_looked_at_as_images(cli: Cli, tmp_path: Path, monkeypatch: p
         assert "images are looked at alone" in cli("data", "digits", *more).err
 
 
+def test_pictures_beside_texts_leave_a_folder_one_of_texts(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("one line\n")
+    Image.fromarray(np.zeros((8, 9), dtype=np.uint8)).save(tmp_path / "a.png")
+    assert "text: 8 characters" in cli("data", tmp_path, "--objective", "causal_lm").out
+
+
 @pytest.mark.parametrize(
     ("name", "content"), [("a.png", b"\x89PNG"), ("a.zip", b"PK"), ("train-idx3-ubyte", b"\0\0\x08\x03" + bytes(12))]
 )

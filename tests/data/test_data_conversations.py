@@ -159,6 +159,10 @@ WRONG = {
     "parts": ({"messages": [{"role": "user", "content": [1]}]}, "message 1: expected content as text, found list"),
     "a number": ({"messages": [3]}, "message 1: expected an object with role and content, found 3"),
     "blank": ({"messages": [{"role": "assistant", "content": " "}]}, "rows.jsonl:2: no text"),
+    "no pairs": (
+        {"messages": [{"role": "system", "content": "s"}, ASKED, ANSWERED], "history": ["x"]},
+        "rows.jsonl:2: found a system message after those of the keys system and history",
+    ),
     "history": ({**ROWS["messages"], "history": "x"}, "rows.jsonl:2: 'system' should be a text, 'history' a list"),
     "calls": (
         {"messages": [ASKED, ANSWERED | {"tool_calls": ["f"]}]},

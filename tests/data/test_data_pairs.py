@@ -225,12 +225,12 @@ def test_objects_of_translations_are_pairs_in_the_order_of_their_keys(format: st
     opened = open_one(path)
     assert [(row.source, row.target, row.id) for row in opened.rows()][1] == ("Satz 1", "text 1", "1")
     chosen = "source in column 'de', target in column 'en', by their order"
-    assert opened.notes == (f"rows.{format}: {chosen}; --source-column en --target-column de turns them",)
+    assert opened.notes == (f"rows.{format}: {chosen}; --source-column en --target-column de swaps them",)
     [turned] = open_pairs([Spec(str(path))], columns=Columns(source="en", target="de"))
     assert next(turned.rows()).source == "text 0" and turned.notes == ()
 
 
 def test_columns_of_languages_say_how_they_are_turned(tmp_path: Path) -> None:
     named, known = write(tmp_path / "a.tsv", "en\tde\na b\tc\nd\te\n"), write(tmp_path / "b.tsv", "src\ttgt\na\tb\n")
-    assert "--source-column de --target-column en turns them" in open_one(named).notes[0]
+    assert "--source-column de --target-column en swaps them" in open_one(named).notes[0]
     assert "turns" not in open_one(known).notes[0]

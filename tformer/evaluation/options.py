@@ -360,18 +360,8 @@ class EvaluationOptions(DataOptions):
 
 COMMON = frozenset(
     {
-        "run",
-        "data",
-        "data_folder",
-        "batch_size",
-        "by",
-        "plot",
-        "as_json",
-        "checkpoint",
-        "device",
-        "devices",
-        "precision",
-        "quantize",
+        *("run", "data", "data_folder", "batch_size", "by", "plot", "as_json"),
+        *("checkpoint", "device", "devices", "precision", "quantize"),
     }
 )
 """Options that apply to every kind of data."""

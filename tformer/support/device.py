@@ -154,7 +154,7 @@ def instruction_set() -> str:
 ARM = ("arm64", "aarch64")
 
 PROBE_FLOPS, PROBE_SECONDS = 4e9, 0.5
-"""Maximum number of operations of a measured product, and the time after which no four of them are waited for."""
+"""Maximum number of operations of a measured product, and maximum seconds of the first four measurements."""
 
 MIN_SPEEDUP = 1.2
 """Minimum speedup of bf16 products over fp32 for `auto` to choose bf16."""

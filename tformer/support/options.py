@@ -205,8 +205,10 @@ Errors = Literal["strict", "replace"]
 """What happens at invalid UTF-8: an error, or U+FFFD in its place."""
 
 BadRowsAre = Literal["error", "drop"]
-QuotesAre = Literal["cells", "text"]
 """What rows of a table are that cannot be used: an error, or left out."""
+
+QuotesAre = Literal["cells", "text"]
+"""What quotes in csv are: around cells, or text like other characters."""
 
 RUN = argument("RUN", help="Run, checkpoint or Hugging Face folder.", default="the newest run")
 Run = Annotated[str | None, RUN]

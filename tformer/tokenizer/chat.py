@@ -56,7 +56,7 @@ _CALLED: dict[str, Any] = {"type": "function", "id": "call00001", "function": {"
 CALLS: Message = {"role": "assistant", "content": "", "tool_calls": [_CALLED]}
 RESULT: Message = {"role": "tool", "content": "xxx", "name": "f", "tool_call_id": "call00001"}
 ROLES = ("system", "user", "assistant", "tool")
-OTHER = "rename it in the data, or name another template: --set tokenizer.chat_template=chatml, or a file .jinja"
+OTHER = "name another template: --set tokenizer.chat_template=chatml, or a file .jinja"
 TOKENS = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
 
 
@@ -135,7 +135,7 @@ class ChatTemplate:
             if not self._knows(message["role"]):
                 known = ", ".join(filter(self._knows, ROLES))
                 what = f"found the role '{message['role']}', the chat template knows {known}"
-                raise InputError(f"message {number + 1}: {what}", hint=OTHER)
+                raise InputError(f"message {number + 1}: {what}", hint=f"rename it in the data, or {OTHER}")
             if message.get("tool_calls"):
                 if form is None:
                     raise InputError(f"message {number + 1}: the chat template writes no tool calls", hint=OTHER)
@@ -211,13 +211,10 @@ class ChatTemplate:
         found, spans, done = list[str](), list[list[tuple[int, int]]](), ""
         alone, prompt = (self._rendered(PROBE[:1], prompt=prompt) for prompt in (False, True))
         for number, message in enumerate(messages):
-            before = self._rendered(messages[:number], prompt=True) if message["role"] == "assistant" else None
-            if before is None:
+            if message["role"] != "assistant":
                 continue
-            text, (tail, closing) = (
-                self._rendered(messages[: number + 1]),
-                self._endings[bool(message.get("tool_calls"))],
-            )
+            before, text = self._rendered(messages[:number], prompt=True), self._rendered(messages[: number + 1])
+            tail, closing = self._endings[bool(message.get("tool_calls"))]
             end = max((match.end() for match in self._control.finditer(text)), default=len(text))
             if text.endswith(tail):
                 end = len(text) - len(tail) + len(closing)

@@ -258,7 +258,7 @@ class TrainOptions:
         OBJECTIVE(
             "--objective",
             metavar="NAME",
-            help=f"{', '.join(objective_kinds())}.",
+            help=f"{', '.join(objective_kinds())}. Several are joined by commas, as masked_lm,next_sentence.",
             default=PRESETS,
         ),
     ] = None

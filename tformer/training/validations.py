@@ -54,7 +54,7 @@ def plan_validations(prepared: Prepared, note: Callable[[str], None]) -> Prepare
 def share_text(prepared: Prepared, share: float) -> str:
     """The note on validations that read a share of the held-out data."""
     unit = "images" if prepared.data.tokenizer is None else "texts"
-    return f"validation reads {100 * share:.2g} % of the held-out {unit}, to save time"
+    return f"validation reads {100 * min(share, 0.99):.2g} % of the held-out {unit}, to save time"
 
 
 def _share(prepared: Prepared, steps: int, validations: int, most: float) -> tuple[float | None, float]:

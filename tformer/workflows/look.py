@@ -20,7 +20,7 @@ from tformer.data.sources.labelled import LabelledSource, open_labelled
 from tformer.data.sources.pairs import open_pairs
 from tformer.data.sources.questions import open_questions
 from tformer.data.sources.reading import BadRows, Reading
-from tformer.data.sources.tables import LabelledRow, PairRow, Table, json_objects
+from tformer.data.sources.tables import IN_FOLDERS, LabelledRow, PairRow, Table, json_objects
 from tformer.data.sources.tagged import CONLL_ENDINGS, KEYS, open_tagged
 from tformer.data.sources.text import TEXT_ENDINGS, open_sources
 from tformer.recipe.data_defaults import ImageSurvey, choose_by_data, words_of
@@ -183,10 +183,12 @@ class ImageLook:
 
 
 def has_images(path: str) -> bool:
-    """Whether a path is an image, a file of images, or a folder in which one of the first files is."""
+    """Whether a path is an image, a file of images, or a folder whose first files are images and no texts."""
     place = expanded(path)
     files = islice(place.rglob("*"), FIRST_FILES) if place.is_dir() else [place]
-    return any(file.suffix.lower() in {*IMAGE_ENDINGS, ".zip"} for file in files) or (place.is_file() and is_idx(place))
+    endings = {file.suffix.lower() for file in files}
+    found = not endings.isdisjoint({*IMAGE_ENDINGS, ".zip"}) and endings.isdisjoint({*TEXT_ENDINGS, *IN_FOLDERS})
+    return found or (place.is_file() and is_idx(place))
 
 
 def plot_of_labels(labels: Mapping[str, int]) -> Heat:

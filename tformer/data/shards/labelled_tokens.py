@@ -172,10 +172,8 @@ def labels_of(rows: Sequence[LabelledRow], index: LabelIndex | None, *, numeric:
         if row.label is None:
             raise InputError(f"{row.place}: no label")
     if tags := {tag for row in rows if isinstance(row, TaggedRow) for tag in row.tags}:
-        numbers, flags = (
-            {tag: number for number, tag in enumerate(sorted(tags))},
-            np.zeros((len(rows), len(tags)), bool),
-        )
+        numbers = {tag: number for number, tag in enumerate(sorted(tags))}
+        flags = np.zeros((len(rows), len(tags)), bool)
         for own, row in zip(flags, rows, strict=True):
             own[[numbers[tag] for tag in getattr(row, "tags", ())]] = True
         return flags

@@ -72,7 +72,7 @@ def opened(record: Mapping[str, Any], given: Sequence[Any], place: str) -> list[
         is_pair = isinstance(entry, list) and len(entry) == 2
         before += [*turns("user", entry[0]), *turns("assistant", entry[1])] if is_pair else [entry]
     if before and given and isinstance(given[0], dict) and "system" in (given[0].get("role"), given[0].get("from")):
-        if [given[0].get("content", given[0].get("value"))] != [each.get("content") for each in before]:
+        if before != turns("system", given[0].get("content", given[0].get("value"))):
             raise InputError(f"{place}: found a system message after those of the keys system and history")
         before = []
     return [*before, *given]
@@ -159,11 +159,8 @@ class ConversationTable(Table):
             text = "\n".join(text_value(text, "content", place=place, errors="strict") for text in texts)
             if not text.strip():
                 raise InputError(f"{place}: no text")
-            tools = (
-                json_object(f'{{"tools": {tools}}}', place=f"{place}: tools")["tools"]
-                if isinstance(tools, str)
-                else tools
-            )
+            if isinstance(tools, str):
+                tools = json_object(f'{{"tools": {tools}}}', place=f"{place}: tools")["tools"]
             return [messages, text, tools or None], None
 
         return parse

@@ -57,12 +57,12 @@ class PairTable(Table):
         return PairRow(source, target, **facts)
 
     def description(self) -> str:
-        """With the flags that turn columns which were chosen by their order."""
+        """With the flags that swap columns which were chosen by their order."""
         source, target = (self.column(role) for role in self.layout.roles)
         if not self.guessed or str(source).lower() in SOURCES or str(target).lower() in TARGETS:
             return super().description()
-        turned = f"--source-column {target} --target-column {source}"
-        return f"{super().description()}, by their order; {turned} turns them"
+        swap = f"--source-column {target} --target-column {source}"
+        return f"{super().description()}, by their order; {swap} swaps them"
 
     def columns_key(self) -> str:
         return ":".join(str(self.columns[role]) for role in self.layout.roles)

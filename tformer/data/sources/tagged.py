@@ -3,7 +3,7 @@
 A CoNLL file has a word a line, its columns separated by tabs or, in a line without one, by spaces; a blank line, and
 one that begins with -DOCSTART-, ends a sentence. The first column is the word and the last one its tag, of CoNLL-U the
 second and the fourth; data.columns names others by number. A line such as "# id = 1", or one that begins with # and has
-not as many columns as the first word, is a comment. A row of jsonl has the words and their tags as two lists.
+another number of columns than the first word, is a comment. A row of jsonl has the words and their tags as two lists.
 """
 
 from __future__ import annotations
