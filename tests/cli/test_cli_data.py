@@ -147,7 +147,8 @@ def test_data_says_what_train_would_say_of_wrong_tags_and_questions(
 
 def test_sentences_and_contexts_are_read_in_windows(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "a.conll").write_text(TAGGED)
-    assert cli("train-tokenizer", tmp_path / "a.conll", "--model", "char", "--out", tmp_path / "t.json").code == 0
+    (tmp_path / "a.txt").write_text(TAGGED)
+    assert cli("train-tokenizer", tmp_path / "a.txt", "--model", "char", "--out", tmp_path / "t.json").code == 0
     outcome = cli("data", tmp_path / "a.conll", "--tokenizer", tmp_path / "t.json", "--max-length", "4")
     assert "3 texts longer than 4 tokens would be read in windows" in outcome.out, outcome.err
 

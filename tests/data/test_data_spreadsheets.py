@@ -76,8 +76,13 @@ WHOLE = excel({"Sheet1": ROWS})
         ("a.xlsx", excel({"s": []}), ": no rows", ""),
         ("a.xlsx", excel({"s": ROWS[:1]}), ": no rows under the names of its columns", ""),
         ("a.xlsx", excel({"s": [["text", "label"], ["b", None]]}), ":2: the label is empty", ""),
-        ("a.csv", WHOLE, ":1: invalid UTF-8 at byte ", "name it .xlsx or .ods"),
-        ("a.csv", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", ":1: invalid UTF-8 at byte ", "an old Excel file"),
+        ("a.csv", WHOLE, ": found an Excel spreadsheet, expected text", "the ending .xlsx"),
+        (
+            "a.csv",
+            b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1",
+            ": found an old file of Word or Excel, expected text",
+            ".xlsx or",
+        ),
     ],
 )
 def test_a_wrong_spreadsheet_is_one_message(tmp_path: Path, name: str, content: bytes, message: str, hint: str) -> None:
