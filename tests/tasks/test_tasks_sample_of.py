@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tformer.data.shards import chat_tokens
 from tformer.data.shards.corpus import Example
 from tformer.objectives import build_objective
-from tformer.data.shards.chat_tokens import LEARNED, SECOND
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
@@ -203,4 +203,5 @@ def test_the_first_command_gives_the_model_words_that_it_knows(name: str, tmp_pa
 def test_an_opening_is_whole_words_of_a_line_unless_the_text_is_english(text: str, expected: str) -> None:
     tokenizer = train_tokenizer(lambda: iter([text]), TokenizerOptions(model="char", template="none", min_frequency=1))
     ids = np.array(tokenizer.encode(text))
-    assert opening_of(ids, tokenizer) == opening_of(ids + LEARNED + SECOND, tokenizer) == expected  # marks: chats
+    marked = ids + chat_tokens.LEARNED + chat_tokens.SECOND  # as of an answer in chats and preferences
+    assert opening_of(ids, tokenizer) == opening_of(marked, tokenizer) == expected
