@@ -36,7 +36,7 @@ from tformer.optim.shards import Shards, is_spread, local
 from tformer.recipe.recipe import Recipe, check_special_ids, with_roles
 from tformer.support.device import bound_products
 from tformer.support.errors import InputError
-from tformer.support.formatting import listed, short_hash
+from tformer.support.formatting import kind_of, listed, short_hash
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import DecoderTokens, decoder_tokens
 
@@ -151,7 +151,7 @@ def weights_hash(loaded: Loaded) -> str:
 def _require_texts(**values: object) -> None:
     for name, value in values.items():
         if not isinstance(value, str):
-            raise InputError(f"{name}: found {type(value).__name__}, expected a text")
+            raise InputError(f"{name}: found {kind_of(value)}, expected a text")
 
 
 def text_reader(recipe: Recipe, tokenizer: Tokenizer) -> TextReader:

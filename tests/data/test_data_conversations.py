@@ -144,19 +144,19 @@ def test_a_named_format_is_read_where_several_fit(tmp_path: Path) -> None:
 
 WRONG = {
     "no JSON": ('{"messages": ', "rows.jsonl:2: not JSON"),
-    "no object": ("[1]", "rows.jsonl:2: expected an object, found list"),
+    "no object": ("[1]", "rows.jsonl:2: expected an object, found a list"),
     "no key": (
         {"prompt": "x"},
         "rows.jsonl:2: expected the keys messages, or conversations, or prompt and comp",
     ),
     "null": ({"messages": None}, "instruction and output, or text, found none"),
-    "a text": ({"messages": "hello"}, "rows.jsonl:2: 'messages' should be a list of messages, found str"),
-    "a list": ({"instruction": ["x"], "input": "y", "output": "z"}, "'instruction' should be text, found list"),
+    "a text": ({"messages": "hello"}, "rows.jsonl:2: 'messages' should be a list of messages, found a text"),
+    "a list": ({"instruction": ["x"], "input": "y", "output": "z"}, "'instruction' should be text, found a list"),
     "no messages": ({"messages": []}, "no message of the role assistant, so there is no answer to learn"),
     "no answer": ({"messages": [ASKED]}, "rows.jsonl:2: no message of the role assistant"),
     "no role": ({"messages": [{"content": "x"}]}, "message 1: expected an object with role and content"),
-    "no content": ({"messages": [ASKED, {"role": "assistant"}]}, "message 2: expected content as text, found NoneType"),
-    "parts": ({"messages": [{"role": "user", "content": [1]}]}, "message 1: expected content as text, found list"),
+    "no content": ({"messages": [ASKED, {"role": "assistant"}]}, "message 2: expected content as text, found null"),
+    "parts": ({"messages": [{"role": "user", "content": [1]}]}, "message 1: expected content as text, found a list"),
     "a number": ({"messages": [3]}, "message 1: expected an object with role and content, found 3"),
     "blank": ({"messages": [{"role": "assistant", "content": " "}]}, "rows.jsonl:2: no text"),
     "no pairs": (

@@ -65,7 +65,7 @@ def test_one_bad_row_is_named_as_before_with_the_way_out(tmp_path: Path) -> None
             "a.jsonl",
             '{"text": "a", "label": "x"}\n{"text": 3, "label": "x"}\n{"text": "b"}\nno JSON\n'
             '{"text": "d", "label": "y"}\n',
-            ["'text' should be text, found int", "no key 'label'", "not JSON"],
+            ["'text' should be text, found a number", "no key 'label'", "not JSON"],
         ),
     ],
 )

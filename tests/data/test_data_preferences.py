@@ -180,13 +180,13 @@ WRONG: dict[str, tuple[Any, str]] = {
     "equal": ({**TEXTS, "rejected": " so it is"}, "chosen and rejected are equal, so neither is the better answer"),
     "equal messages": ({"prompt": "a", "chosen": [GOOD], "rejected": [GOOD]}, "chosen and rejected are equal"),
     "empty": ({**TEXTS, "chosen": " "}, "'chosen' is empty"),
-    "mixed": ({**TEXTS, "rejected": [BAD]}, "found prompt str, chosen str, rejected list"),
-    "number": ({**TEXTS, "prompt": 3}, "found prompt int, chosen str, rejected str"),
+    "mixed": ({**TEXTS, "rejected": [BAD]}, "found prompt a text, chosen a text, rejected a list"),
+    "number": ({**TEXTS, "prompt": 3}, "found prompt a number, chosen a text, rejected a text"),
     "no answer": ({"chosen": [USER, GOOD], "rejected": [USER]}, "'rejected' does not end with a message"),
     "empty list": ({"prompt": "a", "chosen": [], "rejected": [BAD]}, "'chosen' does not end with a message"),
     "no message": ({"prompt": "a", "chosen": ["b"], "rejected": [BAD]}, "chosen: message 1: expected an object"),
     "no JSON": ("{", "rows.jsonl:1: not JSON"),
-    "list": ([1], "rows.jsonl:1: expected an object, found list"),
+    "list": ([1], "rows.jsonl:1: expected an object, found a list"),
 }  # fmt: skip
 
 

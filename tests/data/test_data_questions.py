@@ -61,7 +61,7 @@ def test_jsonl_has_a_question_in_a_line(tmp_path: Path) -> None:
 WRONG = [
     ("a.json", '{"data":\n [}', "a.json: not JSON: Expecting value at character 3 of line 2"),
     ("a.json", '{"data": ' * 100_000, "a.json: JSON nested too deeply"),
-    ("a.json", "[]", "a.json: expected SQuAD's json, found list"),
+    ("a.json", "[]", "a.json: expected SQuAD's json, found a list"),
     ("a.json", "{}", "a.json: expected SQuAD's json, found no list 'data'"),
     ("a.json", '{"data": [{}]}', "found no list 'paragraphs'"),
     ("a.json", '{"data": [{"paragraphs": [{"context": "a"}]}]}', "found no list 'qas'"),
@@ -79,7 +79,7 @@ WRONG = [
     ("a.jsonl", '{"context": "a", "question": "b"}\n', "a.jsonl:1: 'answers' should be a list, found None"),
     ("a.json", squad([], context="a\ud800"), "question q1: \\ud800 is half a character"),
     ("a.json", squad([], question="a\ud800"), "question q1: \\ud800 is half a character"),
-    ("a.jsonl", "[1]\n", "a.jsonl:1: expected an object, found list"),
+    ("a.jsonl", "[1]\n", "a.jsonl:1: expected an object, found a list"),
     ("a.json", squad({"text": "Paris", "answer_start": 39}), "question q1: 'answers' should be a list, or have lists"),
     ("a.json", squad({"text": "Paris", "answer_start": [39]}), "or have lists of one length as 'text' and"),
     ("a.json", squad({"text": ["Paris"]}), "'answers' should be a list, or have lists of one length"),

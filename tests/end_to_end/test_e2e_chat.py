@@ -401,4 +401,4 @@ def test_templates_of_older_folders_are_read(form: str, cli: Cli) -> None:
     options["chat_template"] = 3
     Path("hf/tokenizer_config.json").write_text(json.dumps(options))
     outcome = cli("generate", "hf", "--chat", "--prompt", "x")
-    assert outcome.code == 2 and "chat_template: found int, expected text" in outcome.err
+    assert outcome.code == 2 and "chat_template: found a number, expected text" in outcome.err

@@ -177,7 +177,7 @@ def test_a_decoder_goes_out_with_padding_that_leaves_its_positions(tmp_path: Pat
             "modules.json: found None in '3', None in '3'; tformer reads",
         ),
         ("modules.json", ["a" * (1 << 20)], "modules.json has 1,048,580 bytes, expected at most 1,048,576"),
-        ("1_Pooling/config.json", [], "config.json is damaged: expected a JSON object, found list"),
+        ("1_Pooling/config.json", [], "config.json is damaged: expected a JSON object, found a list"),
         (
             "1_Pooling/config.json",
             {"pooling_mode": "weightedmean"},

@@ -162,7 +162,7 @@ def test_what_an_attention_kind_cannot_do_is_refused_before_training(decoder: di
             {"head_dim": 8, "num_kv_heads": 2, "layers": {1: {"num_heads": 4}}},
             r"decoder\.layers\.1\.num_heads: every layer needs the 8 heads .* 2 key/value heads \(num_kv_heads\)",
         ),
-        ({"head_dim": 8, "layers": {1: {"num_heads": 0}}}, r"decoder\.layers\.1\.num_heads: .*greater than 0"),
+        ({"head_dim": 8, "layers": {1: {"num_heads": 0}}}, r"decoder\.layers\.1\.num_heads: .*more than 0"),
         ({"layers": {9: {"dropout": 0.1}}}, r"decoder\.layers\.9: the stack has 4 layers"),
         ({"layers": {1: {"num_head": 4}}}, r"decoder\.layers\.1\.num_head: not an option of a single layer"),
         ({"layers": {1: {"layerdrop": 2}}}, r"decoder\.layers\.1\.layerdrop: .*less than 1"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import os
 import re
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -28,7 +30,7 @@ from tests.viz.plot_runs import write_run
 from tformer.serve.app import make_app
 from tformer.serve.models import LOOK_AGAIN_SECONDS
 from tformer.serve.options import ServeOptions
-from tformer.serve.service import Service
+from tformer.serve.service import Service, WarningLines
 from tformer.serve.work import Owner
 from tformer.support.errors import InputError
 
@@ -100,6 +102,31 @@ def test_log_texts_adds_request_and_answer(guarded: Server) -> None:
     key = {"Authorization": "Bearer secret"}
     assert guarded.send(COMPLETE, {"prompt": "abcd fed", "max_tokens": 2}, **key).status == 200
     until(lambda: any("abcd fed" in line for line in guarded.log))
+
+
+def test_a_warning_is_a_line_of_the_log(server: Server) -> None:
+    """uvicorn warns of what is no HTTP, through Python's logging."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(b"this is no HTTP\r\n\r\n")
+        connection.recv(1000)
+    until(lambda: any(line.get("warning") == "Invalid HTTP request received." for line in log_lines(server)))
+    assert not any(line.startswith("Invalid") for line in server.log)
+
+
+def test_warnings_of_python_are_lines_of_the_log(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    WarningLines.start()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("2 texts were cut", stacklevel=1)
+    logging.getLogger("a.library").warning("slow %s", "path")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["warning"] for line in lines] == ["2 texts were cut", "slow path"] and all(
+        "time" in each for each in lines
+    )
 
 
 # --- key and origins --------------------------------------------------------------------------------------------------

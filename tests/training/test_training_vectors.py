@@ -186,7 +186,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(cli: Cli) -> None:
         ),
         (("similarity", "scored.tsv", "--folds", "3"), "only labelled examples are cut into folds"),
         (("contrastive", "few.tsv"), "few.tsv: 1 examples are too few"),
-        (("contrastive", "wrong.jsonl"), "wrong.jsonl:2: 'negative' should be text, found int"),
+        (("contrastive", "wrong.jsonl"), "wrong.jsonl:2: 'negative' should be text, found a number"),
     ],
 )
 def test_a_mistake_is_one_clear_line(words: tuple[str, ...], expected: str, cli: Cli) -> None:

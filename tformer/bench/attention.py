@@ -40,9 +40,9 @@ from tformer.build import layer_sizes
 from tformer.nn.attention import ProjectionOptions
 from tformer.nn.attention.mechanism import BACKWARD_AND_FORWARD
 from tformer.recipe.model import layer_sections
-from tformer.recipe.problems import EXPECTED
 from tformer.recipe.recipe import Recipe
-from tformer.recipe.yaml_text import describe, parse_value
+from tformer.recipe.yaml_text import parse_value
+from tformer.support.bounds import mistake_of
 from tformer.support.device import DTYPES, resolve_device
 from tformer.support.errors import InputError, did_you_mean
 
@@ -115,11 +115,8 @@ def _check_options(kind: str, options: Mapping[str, Any]) -> None:
         TypeAdapter(KINDS[kind]).validate_python(dict(options))
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        where, context = ".".join([kind, *map(str, problem["loc"][:1])]), problem.get("ctx", {})
-        if problem["type"] == "value_error":
-            raise InputError(f"--set {where}: {context['error']}") from None
-        expected = EXPECTED.get(problem["type"], problem["msg"]).format(**context)
-        raise InputError(f"--set {where}: found {describe(problem['input'])}, expected {expected}") from None
+        where = ".".join([kind, *map(str, problem["loc"][:1])])
+        raise InputError(f"--set {where}: {mistake_of(problem)}") from None
 
 
 def attention_of(recipe: Recipe, name: str) -> tuple[AttentionBench, list[str]]:

@@ -10,12 +10,14 @@ import atexit
 import errno
 import gc
 import os
+import re
 import stat
 import sys
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
@@ -310,7 +312,38 @@ def report(error: Exception, words: Sequence[str] = ()) -> int:
     """
     known = as_tformer_error(error) or _usage_error(error, words) or internal_error(error)
     parts = known.message.split("\n") if isinstance(known, InputErrors) else [known.message]
-    return _print_error("\n".join(map(_one_line, parts)), known.hint, known.exit_code, as_json="--json" in words)
+    message, hint = "\n".join(map(_one_line, parts)), known.hint and hint_for(known.hint, words)
+    return _print_error(message, hint, known.exit_code, as_json="--json" in words)
+
+
+def hint_for(hint: str, words: Sequence[str]) -> str:
+    """A hint for the command that `words` call: a flag of another command comes with the name of that one."""
+    if (own := next(iter(words), "")) not in COMMANDS or "tformer " in hint:
+        return hint
+    own_names = (own, "train") if own == "sweep" else (own,)
+    known = {flag for path in _paths(own_names) for flag in flags_of(path)}
+    with suppress(Exception):  # where no memory is left to import another command
+        for flag in dict.fromkeys(FLAG.findall(hint)):
+            others = (path for path in _paths(("train", *COMMANDS)) if flag not in known and flag in flags_of(path))
+            if (other := next(others, None)) is not None:
+                hint += f" ({flag}: tformer {' '.join(other)})"
+    return hint
+
+
+FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+
+
+def _paths(names: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    """The words that call these commands, and those in groups."""
+    for name in names:
+        yield from ((name, one) for one in COMMANDS[name].subcommands()) if COMMANDS[name].is_group else [(name,)]
+
+
+@cache
+def flags_of(path: tuple[str, ...]) -> set[str]:
+    """The long flags of a command, which `--help-all` shows."""
+    entries = (*help_page(path).entries, *PROGRAM_OPTIONS)
+    return {*HELP, HELP_ALL, *(flag for entry in entries for flag in FLAG.findall(entry.name))}
 
 
 def _usage_error(error: Exception, words: Sequence[str]) -> InputError | None:

@@ -146,7 +146,7 @@ def _with_metrics(runs: list[Run]) -> list[Run]:
         what = f"{empty[0].path} has no metrics" if len(empty) == 1 else f"none of {len(empty)} runs has metrics"
         raise InputError(
             f"{what}: no line of {METRICS_FILE} has any",
-            hint="the first is logged after training.log_every steps: of short trainings --set training.log_every=1",
+            hint="the first comes after training.log_every steps: tformer train --set training.log_every=1",
         )
     for run in empty:
         show_notes([f"omitted: {run.path} has no metrics"], dim=True)

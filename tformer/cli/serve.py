@@ -27,8 +27,9 @@ def serve(options: ServeOptions) -> None:
 
     host.require_packages("serve")
     from tformer.serve.app import Protocol, make_app
-    from tformer.serve.service import Service
+    from tformer.serve.service import Service, WarningLines
 
+    WarningLines.start()
     service = Service(options)
     spinner.end()
 

@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from tformer.metrics.classification import calibration_curve
 from tformer.metrics.thresholds import Curve, choose_threshold, parse_rule
 from tformer.nn.classification_heads import LabelKind
+from tformer.support.bounds import mistake_of
 from tformer.support.errors import InputError, visible
 from tformer.support.files import read_bounded, write_text
 from tformer.support.formatting import json_text, listed
@@ -49,7 +50,7 @@ class Thresholds:
         try:
             found = TypeAdapter(cls).validate_json(read_bounded(file, max_bytes=MAX_FILE_BYTES), strict=True)
         except ValidationError as error:
-            raise _damaged(file, error.errors()[0]["msg"]) from None
+            raise _damaged(file, mistake_of(error.errors()[0])) from None
         own = decided_labels(kind, names)
         if list(found.values) != list(own) or not all(0 <= value <= 1 for value in found.values.values()):
             raise _damaged(file, f"expected a number from 0 to 1 for {listed(own, MAX_LISTED)}")

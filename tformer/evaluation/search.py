@@ -24,6 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from tformer.data.sources.reading import Reading
 from tformer.decoding.lines import text_blocks
 from tformer.evaluation.vector_options import NPY
+from tformer.support.bounds import mistake_of
 from tformer.support.errors import InputError
 from tformer.support.files import in_blocks, write_file
 
@@ -116,8 +117,7 @@ class StoredTexts(Sequence[str]):
             return kind.validate_python(json.loads(line))
         except ValidationError as error:
             wrong = error.errors(include_url=False)[0]
-            expected, *_ = wrong["msg"].replace("Input should be", "expected").split(" or an instance")
-            found = f"{'.'.join(map(str, wrong['loc']))}: {expected}".removeprefix(": ")
+            found = f"{'.'.join(map(str, wrong['loc']))}: {mistake_of(wrong)}".removeprefix(": ")
         except (ValueError, RecursionError) as error:
             found = str(error)
         raise InputError(f"{self._path}: damaged: line {number + 1}: {found}")

@@ -22,6 +22,7 @@ from tformer.interop.equivalences import Step, inside, step_for
 from tformer.nn.heads import LmHeadOptions
 from tformer.nn.positions.base import LearnedOptions
 from tformer.recipe.model import Model, Stack, layer_sections
+from tformer.support.bounds import mistake_of
 from tformer.support.errors import InputError, did_you_mean
 
 OF_TRAINING = ("dropout", "attention_dropout", "activation_dropout", "layerdrop", "drophead")
@@ -334,7 +335,7 @@ def _compare(
     try:
         found = Model.model_validate(architecture.section(reader, class_name, pooler=pooler))
     except ValidationError as error:
-        raise InputError(str(error.errors()[0]["msg"])) from error
+        raise InputError(mistake_of(error.errors()[0])) from error
     reader.finish()
     return config, [one for one in differences(model, found) if one[0] not in architecture.undecided]
 

@@ -28,6 +28,7 @@ from tformer.nn.heads import HeadOptions
 from tformer.objectives import objectives_for_heads
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe
+from tformer.support.bounds import mistake_of
 from tformer.support.errors import InputError
 from tformer.support.files import read_object
 from tformer.support.formatting import listed, shortened
@@ -205,9 +206,9 @@ def _fit(
 
 
 def _first(error: ValidationError) -> str:
-    """The first problem: its place, what is wrong, and the value."""
+    """The first problem: its place, and what is wrong."""
     problem = error.errors()[0]
-    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}, found {problem['input']!r}"
+    return f"{'.'.join(map(str, problem['loc']))}: {mistake_of(problem)}"
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tformer.interop.architectures import ARCHITECTURES
 from tformer.recipe.recipe import Recipe, with_roles
 from tformer.support.errors import InputError
 from tformer.support.files import read_object
-from tformer.support.formatting import whole_number
+from tformer.support.formatting import kind_of, whole_number
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.chat import read_template
 from tformer.tokenizer.special import decoder_tokens
@@ -188,7 +188,7 @@ def read_chat_template(folder: Path) -> str | None:
     if isinstance(found, list):  # named ones
         found = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}.get("default")
     if found is not None and not isinstance(found, str):
-        raise InputError(f"{folder / TOKENIZER_CONFIG}: chat_template: found {type(found).__name__}, expected text")
+        raise InputError(f"{folder / TOKENIZER_CONFIG}: chat_template: found {kind_of(found)}, expected text")
     return found
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tformer.recipe.recipe import SCHEMA_VERSION
-from tformer.recipe.yaml_text import describe
 from tformer.support.errors import InputError
+from tformer.support.formatting import describe
 
 Migration = Callable[[dict[str, Any]], dict[str, Any]]
 

@@ -21,6 +21,7 @@ from tformer.nn.positions.base import LearnedOptions
 from tformer.nn.stack import Residual
 from tformer.nn.structured_dropout import DropHeadSchedule, LayerDropOptions
 from tformer.recipe.sections import Layers, NonNegative, Positive, PositiveFloat, Probability, Section, Size
+from tformer.support.bounds import mistake_of
 from tformer.support.errors import InputError, did_you_mean
 
 
@@ -273,7 +274,7 @@ def _with_overrides(section: Stack, overrides: dict[str, Any], place: str) -> St
     except ValidationError as error:
         problem = max(error.errors(), key=lambda entry: len(_keys(entry["loc"], values)))
         where = ".".join(_keys(problem["loc"], values))
-        raise InputError(f"{place}.{where}: {problem['msg']}, found {problem['input']!r}") from error
+        raise InputError(f"{place}.{where}: {mistake_of(problem)}") from error
 
 
 def _keys(location: tuple[int | str, ...], values: Any) -> list[str]:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from tformer.recipe.schema import MISSING, default_kind, field_at, fields_of, section_of_kind, sections_in, shorthand_at
 from tformer.recipe.sections import BATCH_SIZES, Training
-from tformer.recipe.yaml_text import MAX_DEPTH, Document, KeyPath, describe, parse_value
+from tformer.recipe.yaml_text import MAX_DEPTH, Document, KeyPath, parse_value
 from tformer.support.errors import InputError
-from tformer.support.formatting import as_one_line, fitted, whole_number
+from tformer.support.formatting import as_one_line, describe, fitted, whole_number
 
 MAX_SHOWN = 200  # characters of a --set that is none
 NOT_SETTABLE = {"arch": "choose it with --arch", "preset": "choose it with --preset", "schema": "it is tformer's own"}

@@ -22,10 +22,10 @@ from tformer.recipe.schema import (
     sections_in,
     value_at,
 )
-from tformer.recipe.yaml_text import KeyPath, describe
-from tformer.support.bounds import expected_of
+from tformer.recipe.yaml_text import KeyPath
+from tformer.support.bounds import EXPECTED, MISSING_KEY, UNKNOWN_KEY, expected_by, expected_of, mistake_of
 from tformer.support.errors import InputErrors
-from tformer.support.formatting import as_one_line
+from tformer.support.formatting import as_one_line, describe
 
 MAX_SHOWN = 5
 MODEL_HINT = "start from a preset (--preset NAME, or `preset: NAME` in the file), or describe model.decoder"
@@ -39,28 +39,6 @@ class Problem(NamedTuple):
     hint: str | None = None
 
 
-# The expected value of each of pydantic's error types; ctx holds the limit.
-EXPECTED: dict[str, str] = {
-    "int_type": "an integer",
-    "int_parsing": "an integer",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "greater_than": "more than {gt:g}",
-    "greater_than_equal": "at least {ge:g}",
-    "less_than": "less than {lt:g}",
-    "less_than_equal": "at most {le:g}",
-    "literal_error": "{expected}",
-    "too_long": "at most {max_length} values",
-    "tuple_type": "a list",
-    "list_type": "a list",
-    "dict_type": "a mapping",
-    "model_type": "a mapping",
-    "dataclass_type": "a mapping",
-}
-UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
-MISSING_KEY = ("missing", "missing_argument")
 NO_KIND = ("union_tag_invalid", "union_tag_not_found")
 
 
@@ -98,7 +76,7 @@ def problems_of(error: ValidationError, data: dict[str, Any]) -> list[Problem]:
         kind, ctx = entry["type"], entry.get("ctx", {})
         path = _path(entry["loc"], data, ends_missing=kind in MISSING_KEY)
         if len(problems) >= MAX_SHOWN and path not in problems:
-            problems[path] = Problem(path, entry["msg"])  # counted, not shown
+            problems[path] = Problem(path, "")  # counted, not shown
         elif kind in UNKNOWN_KEY:
             problems[path] = _unknown_key(path, data)
         elif kind in NO_KIND or (kind == "literal_error" and path[-1] == "kind"):
@@ -110,13 +88,13 @@ def problems_of(error: ValidationError, data: dict[str, Any]) -> list[Problem]:
             problem = _value_error(path, str(ctx["error"]), data)
             problems[problem.path] = problem
         elif kind in EXPECTED:
-            expected.setdefault(path, []).append(EXPECTED[kind].format(**ctx))
+            expected.setdefault(path, []).append(expected_by(entry))
             words = " or ".join(expected[path])
             suggestion = _suggestion(entry["input"], re.findall(r"'([^']*)'", words))
             text = f"found {describe(entry['input'])}, expected {words}{suggestion}"
             problems[path] = Problem(path, text, MODEL_HINT if path == ("model",) else None)
         else:
-            problems[path] = Problem(path, f"{entry['msg']}, found {describe(entry['input'])}")
+            problems[path] = Problem(path, mistake_of(entry))
     # For a key that is a number or a mapping, an error inside the mapping is the relevant one.
     holders = {path[:depth] for path in problems for depth in range(len(path))}
     return [problem for path, problem in problems.items() if path not in holders]

@@ -20,7 +20,7 @@ import yaml
 
 from tformer.support.errors import InputError
 from tformer.support.files import open_stream
-from tformer.support.formatting import fitted
+from tformer.support.formatting import describe
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
@@ -97,18 +97,6 @@ def resolve_scalar(text: str) -> Any:
     if NON_FINITE.fullmatch(text):
         return float(text.lower().replace(".", ""))
     return text
-
-
-def describe(value: Any) -> str:
-    """A value for a message: short, in YAML's spelling, text marked as text."""
-    if isinstance(value, dict):
-        return "a mapping"
-    if isinstance(value, list | tuple):
-        return f"a list of {len(value)}"
-    if isinstance(value, str):
-        shown = fitted(value, 60)
-        return f"the text {shown!r}"
-    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 
 
 def _line(event: Any) -> int:

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
+from tformer.support.bounds import expected_by
 from tformer.support.errors import InputError
-from tformer.support.formatting import shortened
+from tformer.support.formatting import describe
 
 Body = TypeVar("Body", bound="Request")
 
@@ -197,14 +198,14 @@ def read_body(body: bytes, kind: type[Body]) -> Body:
     except ValueError as error:
         raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(data, dict):
-        raise RequestError(f"the body is {_shown(data)}, expected a JSON object", code="invalid_json")
+        raise RequestError(f"the body is {describe(data)}, expected a JSON object", code="invalid_json")
     try:
         request = kind.model_validate(data)
     except ValidationError as error:
         raise _refusal(error) from None
     for name, value in (request.model_extra or {}).items():
         if name in UNSUPPORTED and value is not None and value not in UNSUPPORTED[name]:
-            raise RequestError(f"{name} is not supported, found {_shown(value)}", param=name, code="unsupported")
+            raise RequestError(f"{name} is not supported, found {describe(value)}", param=name, code="unsupported")
     return request
 
 
@@ -213,14 +214,9 @@ def _refusal(error: ValidationError) -> RequestError:
     first, *others = error.errors(include_url=False)
     param = str(first["loc"][0]) if first["loc"] else None
     together = [first, *(each for each in others if each["loc"][:1] == first["loc"][:1])]
-    expected = dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in together)
+    expected = dict.fromkeys(map(expected_by, together))
     place = "".join(f"[{part}]" if isinstance(part, int) else "" for part in first["loc"][1:])
     if first["type"] == "missing":
         return RequestError(f"{'.'.join(map(str, first['loc']))} is missing", param=param, code="missing")
-    found = f"found {_shown(first['input'])}, expected {' or '.join(list(expected)[:4])}"
+    found = f"found {describe(first['input'])}, expected {' or '.join(list(expected)[:4])}"
     return RequestError(f"{param}{place}: {found}", param=param, code="invalid_value")
-
-
-def _shown(value: Any) -> str:
-    kinds = {dict: "an object", list: "a list", type(None): "null", bool: str(value).lower()}
-    return kinds.get(type(value)) or shortened(repr(value), 60)

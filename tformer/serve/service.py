@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -30,6 +32,24 @@ Result = TypeVar("Result")
 OPENAI = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0}
 """Defaults of OpenAI's API, in place of the model's own."""
 TEXTS_AT_ONCE = 32  # in one job of the models' thread
+
+
+def log(facts: Mapping[str, Any]) -> None:
+    """Write a line of the log, a JSON object, to standard error."""
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    print(json.dumps({"time": now, **facts}), file=sys.stderr, flush=True)
+
+
+class WarningLines(logging.Handler):
+    """Writes the warnings of Python and of libraries as lines of the log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log({record.levelname.lower(): self.format(record)})
+
+    @classmethod
+    def start(cls) -> None:
+        logging.getLogger().addHandler(cls(logging.WARNING))
+        warnings.showwarning = lambda message, *_, **__: log({"warning": str(message)})
 
 
 @dataclass
@@ -165,8 +185,7 @@ class Service:
         seconds, metrics = time.perf_counter() - call.started, self.metrics
         metrics.add("tformer_requests_total", path=route, status=str(status))
         metrics.observe("tformer_request_seconds", seconds, path=route)
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line: dict[str, Any] = {"time": now, "id": name, "method": method, "path": route, "status": status}
+        line: dict[str, Any] = {"id": name, "method": method, "path": route, "status": status}
         line["seconds"] = round(seconds, 4)
         if call.model:
             for kind in ("prompt_tokens", "completion_tokens"):
@@ -176,7 +195,7 @@ class Service:
             first = call.first_token - call.started
             metrics.observe("tformer_first_token_seconds", first, model=call.model)
             line["first_token_seconds"] = round(first, 4)
-        print(json.dumps(line | call.notes), file=sys.stderr, flush=True)
+        log(line | call.notes)
 
     def metrics_text(self) -> str:
         """All counts, and the gauges of this moment."""

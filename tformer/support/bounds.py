@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tformer.support.decoding import Bound, fact_of, least_of
+from tformer.support.formatting import describe
 
 FLOAT = Bound(2.0**-149, 3.4e38, "float32 holds no other number")
 COUNT = Bound(1, 10**12, "no training has more steps, tokens or ids")
@@ -50,3 +52,52 @@ def out_of_bounds(name: str, given: Any) -> str | None:
         if expected := f"at least {least}" if is_low else expected_of(name, value):
             return f"must be {expected}, found {value}"
     return None
+
+
+# pydantic's errors.
+
+EXPECTED: dict[str, str] = {
+    "int_type": "an integer",
+    "int_parsing": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "greater_than": "more than {gt:g}",
+    "greater_than_equal": "at least {ge:g}",
+    "less_than": "less than {lt:g}",
+    "less_than_equal": "at most {le:g}",
+    "literal_error": "{expected}",
+    "too_long": "at most {max_length} values",
+    "too_short": "at least {min_length} values",
+    "string_too_long": "at most {max_length} characters",
+    "int_from_float": "an integer",
+    "float_parsing": "a number",
+    "bool_parsing": "true or false",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "path_type": "a path",
+    "union_tag_invalid": "a kind of {expected_tags}",
+    "union_tag_not_found": "a kind",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "dataclass_type": "a mapping",
+}
+"""The expected value, by the type of the error; its `ctx` holds the limit."""
+UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
+MISSING_KEY = ("missing", "missing_argument")
+
+
+def expected_by(entry: Mapping[str, Any]) -> str:
+    """What one of pydantic's errors expected, in plain words."""
+    return EXPECTED.get(entry["type"], "another value").format(**entry.get("ctx", {}))
+
+
+def mistake_of(entry: Mapping[str, Any]) -> str:
+    """What one of pydantic's errors is about, in plain words."""
+    kind, facts = entry["type"], entry.get("ctx", {})
+    if kind == "value_error":
+        return str(facts["error"])
+    if kind in MISSING_KEY or kind in UNKNOWN_KEY:
+        return "missing" if kind in MISSING_KEY else "unknown key"
+    return f"found {describe(facts.get('tag', entry['input']))}, expected {expected_by(entry)}"

@@ -96,7 +96,7 @@ def cannot_write(
     path: Path | str, error: OSError, *, bytes_needed: int | None = None, hint: str | None = None
 ) -> StorageError:
     """The error of a failed write: path, reason and, where known, the number of bytes needed."""
-    reason = os.strerror(error.errno) if error.errno else str(error)
+    reason = os.strerror(error.errno) if error.errno else "only a part was written"  # as numpy has it
     needs = "" if bytes_needed is None else f" ({bytes_needed:,} bytes needed)"
     return StorageError(f"cannot write {path}: {reason}{needs}", hint=hint)
 

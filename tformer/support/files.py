@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tformer.support.errors import InputError, Interrupted, RunInUseError, StorageError, cannot_write
+from tformer.support.formatting import kind_of
 
 Write = Callable[[Any], object]
 """Writes text, or bytes as they are."""
@@ -133,7 +134,7 @@ def parse_object(data: bytes, *, name: str) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"{name} is damaged: not valid JSON ({error})") from None
     if not isinstance(value, dict):
-        raise InputError(f"{name} is damaged: expected a JSON object, found {type(value).__name__}")
+        raise InputError(f"{name} is damaged: expected a JSON object, found {kind_of(value)}")
     return value
 
 
@@ -160,13 +161,13 @@ LONG_NAME = 200  # bytes of a file's name; the prefix and the number of a proces
 WRITE_BYTES = 64 << 20  # Linux writes at most 2 GiB per call
 
 _HINTS = {
-    0: "free some space, or choose another folder with --out",  # numpy gives no number when a write is cut short
-    errno.ENOSPC: "free some space, or choose another folder with --out",
-    errno.EDQUOT: "the quota is used up: free some space, or choose another folder with --out",
-    errno.EFBIG: "raise the limit on file sizes (ulimit -f), or choose another folder with --out",
-    errno.EROFS: "the file system is read-only: choose another folder with --out",
-    errno.EACCES: "the folder may not be written: choose another with --out",
-    errno.EPERM: "the folder may not be written: choose another with --out",
+    0: "free some space, or choose another folder",  # numpy gives no number when a write is cut short
+    errno.ENOSPC: "free some space, or choose another folder",
+    errno.EDQUOT: "the quota is used up: free some space, or choose another folder",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f), or choose another folder",
+    errno.EROFS: "the file system is read-only: choose another folder",
+    errno.EACCES: "the folder may not be written: choose another",
+    errno.EPERM: "the folder may not be written: choose another",
 }
 
 
@@ -269,7 +270,7 @@ def require_space(path: Path, bytes_needed: int) -> None:
     if not inodes:
         raise StorageError(
             f"cannot write {path}: the file system has no free inode ({bytes_needed:,} bytes needed)",
-            hint="remove some files, or choose another folder with --out",
+            hint="remove some files, or choose another folder",
         )
 
 
@@ -475,7 +476,7 @@ def _lock_of(folder: Path, target: Path) -> Iterator[None]:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                hint = "wait until it has finished, or choose another folder with --out"
+                hint = "wait until it has finished, or choose another folder"
                 raise RunInUseError(f"another process is writing {target}", hint=hint) from None
         yield
 

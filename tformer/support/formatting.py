@@ -239,3 +239,31 @@ def in_words(seconds: float) -> str:
         return f"{minutes} min" + (f" {rest} s" if rest else "")
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h" + (f" {minutes} min" if minutes else "")
+
+
+_KINDS: tuple[tuple[type, str], ...] = (
+    (type(None), "null"),
+    (bool, "true or false"),
+    (int, "a number"),
+    (float, "a number"),
+    (str, "a text"),
+    (list, "a list"),
+    (dict, "an object"),
+)
+
+
+def kind_of(value: object) -> str:
+    """The kind of a value of JSON, for a message; of another one the name of its type."""
+    return next((words for kind, words in _KINDS if isinstance(value, kind)), type(value).__name__)
+
+
+def describe(value: Any) -> str:
+    """A value for a message: short, in YAML's spelling, text marked as text."""
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
+    if isinstance(value, str):
+        shown = fitted(value, 60)
+        return f"the text {shown!r}"
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))

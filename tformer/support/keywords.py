@@ -9,7 +9,7 @@ from functools import cache
 from os import PathLike
 from typing import Any, TypeVar, cast, get_origin, get_type_hints
 
-from tformer.support.bounds import out_of_bounds
+from tformer.support.bounds import expected_by, out_of_bounds
 from tformer.support.errors import InputError, TformerError, did_you_mean
 from tformer.support.options import as_keyword, declared_option
 
@@ -50,8 +50,7 @@ def from_keywords(
         try:
             filled[name] = TypeAdapter(hint).validate_python(value)
         except ValidationError as error:
-            expected = error.errors(include_url=False)[0]["msg"].removeprefix("Input should be ")
-            expected, *_ = expected.split(", unable to")  # parse it
+            expected = expected_by(error.errors(include_url=False)[0])
             raise InputError(f"{keyword}: found {value!r}, expected {expected}") from error
         if wrong := out_of_bounds(name, filled[name]):
             raise InputError(f"{keyword} {wrong}")

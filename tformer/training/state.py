@@ -12,8 +12,8 @@ from annotated_types import Ge, Gt, Lt
 from pydantic import AfterValidator, AllowInfNan, ConfigDict, TypeAdapter, ValidationError, with_config
 from torch import Tensor
 
+from tformer.support.bounds import mistake_of
 from tformer.support.errors import InputError
-from tformer.support.formatting import shortened
 
 Count = Annotated[int, Ge(0), Lt(1 << 62)]
 STRICT = ConfigDict(extra="forbid", strict=True)
@@ -90,10 +90,7 @@ class TrainerState:
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join(str(part) for part in first["loc"] if not isinstance(part, str) or part[:1].islower())
-            found = "" if first["type"] == "missing" else f", found {shortened(repr(first['input']), 60)}"
-            raise InputError(
-                f"{name} is damaged: {key}: {first['msg'].removeprefix('Value error, ').lower()}{found}"
-            ) from None
+            raise InputError(f"{name} is damaged: {key}: {mistake_of(first)}") from None
         if state.step and not state.cursor:
             raise InputError(
                 f"{name} is damaged: cursor: expected the data position after step {state.step}, found none"

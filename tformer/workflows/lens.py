@@ -23,6 +23,7 @@ from tformer.inside.options import LENS_HEADS, LensOptions
 from tformer.inside.reading import Reading, places_of, read_options
 from tformer.loading import Loaded, require_kind, weights_hash
 from tformer.support.errors import InputError
+from tformer.support.files import require_writable
 from tformer.workers.work import QUIET, Work
 
 NO_PARTS = "an encoder's layers answer through the decoder, which no sum divides into parts"
@@ -114,6 +115,7 @@ def _tuned(
         if not place.exists():
             raise InputError(f"{loaded.path} has no tuned lens: {place} does not exist", hint="--tuned FILE trains one")
         return tuned.read(place, loaded.model, sha256), ()
+    require_writable(place, option="--tuned")
     ids: list[int] = []
     [source] = open_sources([SimpleNamespace(path=options.tuned, weight=None)])
     tokenizer, most = loaded.text_tokenizer, 2 * options.steps * tuned.STEP_TOKENS

@@ -23,7 +23,7 @@ from tformer.data.sources.parquet import parquet_schema
 from tformer.data.sources.reading import Reading, whole_characters
 from tformer.data.sources.tables import Table, json_object, table_format, text_value
 from tformer.support.errors import InputError
-from tformer.support.formatting import shortened
+from tformer.support.formatting import kind_of, shortened
 from tformer.support.options import Errors
 
 FormatName = Literal["messages", "prompt_completion", "text"]
@@ -95,7 +95,7 @@ def _checked_message(message: Any, place: str) -> dict[str, Any]:
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise InputError(f"{place}: expected tool_calls as a list of objects, found {shortened(repr(calls), 40)}")
     if not isinstance(content, str) and (content is not None or not calls):
-        raise InputError(f"{place}: expected content as text, found {type(content).__name__}")
+        raise InputError(f"{place}: expected content as text, found {kind_of(content)}")
     return {key: value for key, value in message.items() if value is not None} | {"content": content}
 
 
@@ -142,7 +142,7 @@ class ConversationTable(Table):
                 messages, texts = [], values
             else:
                 if len(keys) == 1 and not isinstance(values[0], list):
-                    found = type(values[0]).__name__
+                    found = kind_of(values[0])
                     raise InputError(f"{place}: '{keys[0]}' should be a list of messages, found {found}")
                 if keys[0] == "instruction" and record.get("input"):
                     asked = [text_value(record[key], key, place=place, errors="strict") for key in (keys[0], "input")]

@@ -23,7 +23,7 @@ from tformer.data.sources.files import Source, SourceSpec, format_ending, locate
 from tformer.data.sources.reading import Reading, whole_characters
 from tformer.data.sources.tables import IN_FOLDERS, LabelledRow, Table, guessed_columns, open_tables
 from tformer.support.errors import InputError, did_you_mean
-from tformer.support.formatting import listed, shortened, whole_number
+from tformer.support.formatting import kind_of, listed, shortened, whole_number
 from tformer.support.options import Errors
 
 SHOWN_CHARACTERS, SHOWN_LABELS = 60, 6  # of a label in a message; of labels
@@ -289,7 +289,7 @@ def read_label(value: Any, layout: LabelledLayout, *, place: str, errors: Errors
     elif value is None or isinstance(value, str | int | float):
         label = "" if value is None or value != value else str(value).strip()
     else:
-        raise InputError(f"{place}: the label should be text or a number, found {type(value).__name__}")
+        raise InputError(f"{place}: the label should be text or a number, found {kind_of(value)}")
     label = whole_characters(label, place=place, errors=errors)
     if not layout.needs_label:
         return label or None
@@ -306,7 +306,7 @@ def read_label(value: Any, layout: LabelledLayout, *, place: str, errors: Errors
 def _join(values: Sequence[Any], layout: LabelledLayout, *, place: str) -> str:
     for value in values:
         if not isinstance(value, str):
-            raise InputError(f"{place}: the labels in a list should be text, found {type(value).__name__}")
+            raise InputError(f"{place}: the labels in a list should be text, found {kind_of(value)}")
         if layout.separator in value:
             raise InputError(
                 f"{place}: the label '{value}' holds the separator of labels, '{layout.separator}'",

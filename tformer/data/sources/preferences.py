@@ -16,6 +16,7 @@ from typing import Any
 from tformer.data.sources.conversations import ConversationTable, checked_messages, opened, read_record, turns
 from tformer.data.sources.tables import text_value
 from tformer.support.errors import InputError
+from tformer.support.formatting import kind_of
 
 KEYS = ("prompt", "chosen", "rejected")
 HINT = "each row has prompt, chosen and rejected: all texts, or all lists of messages"
@@ -72,7 +73,7 @@ def _values(record: Mapping[str, Any], place: str) -> list[Any]:
                 raise InputError(f"{place}: '{key}' is empty")
         return values
     if not all(isinstance(value, list) for value in values[1:]):
-        found = ", ".join(f"{key} {type(record[key]).__name__}" for key in KEYS if key in record)
+        found = ", ".join(f"{key} {kind_of(record[key])}" for key in KEYS if key in record)
         raise InputError(f"{place}: found {found}", hint=HINT)
     sides = []
     before = [] if values[0] is None else checked_messages(turns("user", values[0]), f"{place}: prompt")

@@ -44,6 +44,7 @@ from tformer.data.sources.parquet import parquet_rows, parquet_schema
 from tformer.data.sources.reading import DELIMITERS, BadRows, Reading, whole_characters
 from tformer.data.sources.spreadsheets import open_sheet, sheet_rows
 from tformer.support.errors import InputError, did_you_mean
+from tformer.support.formatting import kind_of
 from tformer.support.options import Errors
 
 HEAD_ROWS = 200  # from which columns are guessed
@@ -514,7 +515,7 @@ def text_value(value: Any, key: str, *, place: str, errors: Errors) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise InputError(f"{place}: '{key}' should be text, found {type(value).__name__}")
+        raise InputError(f"{place}: '{key}' should be text, found {kind_of(value)}")
     return whole_characters(value, place=place, errors=errors)
 
 
@@ -686,5 +687,5 @@ def json_object(line: str, *, place: str, expected: str = "an object") -> dict[s
     except RecursionError:
         raise InputError(f"{place}: JSON nested too deeply to be read") from None
     if not isinstance(row, dict):
-        raise InputError(f"{place}: expected {expected}, found {type(row).__name__}")
+        raise InputError(f"{place}: expected {expected}, found {kind_of(row)}")
     return row

@@ -21,6 +21,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from tformer.checkpoint.run import RunDirectory
+from tformer.support.bounds import mistake_of
 from tformer.support.errors import InputError, RunInUseError, StorageError
 from tformer.support.files import read_object, write_text
 from tformer.support.formatting import json_text
@@ -102,7 +103,8 @@ def load_result(path: Path) -> Result | None:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        raise InputError(f"{path} is damaged: {key}: {first['msg']}", hint="delete it: its run is read again") from None
+        message = f"{path} is damaged: {key}: {mistake_of(first)}"
+        raise InputError(message, hint="delete it: its run is read again") from None
 
 
 def read_run(result: Result, run: Path) -> None:

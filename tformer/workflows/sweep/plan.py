@@ -34,10 +34,12 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from tformer.recipe.overrides import read_set
-from tformer.recipe.problems import EXPECTED, UNKNOWN_KEY, Problem, raise_problems, unusable_values
+from tformer.recipe.problems import Problem, raise_problems, unusable_values
 from tformer.recipe.sections import Positive, Section
-from tformer.recipe.yaml_text import Document, KeyPath, describe, parse_yaml, read_yaml
+from tformer.recipe.yaml_text import Document, KeyPath, parse_yaml, read_yaml
+from tformer.support.bounds import UNKNOWN_KEY, mistake_of
 from tformer.support.errors import InputError, did_you_mean
+from tformer.support.formatting import describe
 from tformer.support.shipped import SWEEPS, preset_folder
 
 OWN_KEYS = {"seed": "--seeds N", "arch": "separate tasks in a --plan", "preset": "separate tasks in a --plan"}
@@ -188,15 +190,8 @@ def _problems(error: ValidationError) -> Iterator[Problem]:
         if kind in UNKNOWN_KEY:
             known = (Task if len(path) > 2 and path[0] == "tasks" else Plan).model_fields
             yield Problem(path, "unknown key", did_you_mean(path[-1], known))
-        elif kind == "missing":
-            yield Problem(path, "missing")
-        elif kind == "value_error":
-            yield Problem(path, str(entry["ctx"]["error"]))
-        elif kind in EXPECTED:
-            expected = EXPECTED[kind].format(**entry.get("ctx", {}))
-            yield Problem(path, f"found {describe(entry['input'])}, expected {expected}")
         else:
-            yield Problem(path, f"{entry['msg']}, found {describe(entry['input'])}")
+            yield Problem(path, mistake_of(entry))
 
 
 def plan_of_flags(
