@@ -179,7 +179,7 @@ KNOWN_KINDS: list[tuple[str, str | bytes, str]] = [
     ("a.txt", b"%PDF-1.7\n%\xe2\xe3", "a PDF document"),
     ("a.tsv", b"PK\x03\x04\xff", "a zip archive"),
     ("a.txt", "GGUF\3\0\0\0", "a GGUF model"),
-    ("a.txt.gz", gzip.compress(b"\x89PNG\r\n\x1a\n"), "an image"),
+    ("a.txt.gz", gzip.compress(b"\x89PNG\r\n\x1a\n", mtime=0), "an image"),
     ("a.json", "[\n]\n", "JSON"),
 ]
 
