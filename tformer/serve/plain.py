@@ -12,6 +12,7 @@ from typing import Any
 from tformer.data.encoding import encode_prompt
 from tformer.decoding.output import translation_document
 from tformer.decoding.prompts import encode_continuation
+from tformer.decoding.scheduler import STEP_ROWS
 from tformer.decoding.score import score_continuations, score_targets
 from tformer.serve.models import Served
 from tformer.serve.openai import Answer, Document, each_of, pieces, prompt_ids, token_text
@@ -101,7 +102,8 @@ async def translate(service: Service, body: TranslateRequest, call: Call) -> Ans
         call.completion_tokens += sum(len(one.ids) for each in found for one in each.completions)
         return documents
 
-    return await service.in_blocks(body, "translate", call, each_of(body.text), answer)
+    # a block of this number takes at most about twice the time of one text
+    return await service.in_blocks(body, "translate", call, each_of(body.text), answer, at_once=STEP_ROWS)
 
 
 async def classify(service: Service, body: ClassifyRequest, call: Call) -> Answer:

@@ -119,12 +119,19 @@ class Service:
             return await self.owner.call_long(lambda poll: function(self.models.get(entry), Work(should_stop=poll)))
 
     async def in_blocks(
-        self, body: Request, use: str, call: Call, texts: Sequence[Any], function: Callable[..., list[Any]]
+        self,
+        body: Request,
+        use: str,
+        call: Call,
+        texts: Sequence[Any],
+        function: Callable[..., list[Any]],
+        *,
+        at_once: int = TEXTS_AT_ONCE,
     ) -> dict[str, Any]:
         """`results`: one for each text, by a function of some texts and the model; others go on between such blocks."""
         entry, results = self.chosen(body, use, call), list[Any]()
-        for start in range(0, len(texts), TEXTS_AT_ONCE):
-            results += await self.on_model(entry, partial(function, texts[start : start + TEXTS_AT_ONCE]))
+        for start in range(0, len(texts), at_once):
+            results += await self.on_model(entry, partial(function, texts[start : start + at_once]))
         return {"model": call.model, "results": results}
 
     async def write(

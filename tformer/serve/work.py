@@ -94,33 +94,37 @@ class Owner:
                 self._long.popleft()
 
     def _turn(self) -> bool:
-        """Run the jobs that wait, then a step of each scheduler. False: the thread ends."""
-        goes_on = self._do_jobs()
-        for scheduler in list(self._live):
-            try:
-                has_more = scheduler.step()
-            except Exception as error:
-                scheduler.close(error)
-                has_more = False
-            if not has_more:
-                self._live.remove(scheduler)
-        return goes_on
+        """Run the jobs that wait, then step each scheduler, for as long as the jobs took. False: the thread ends."""
+        seconds = self._do_jobs()
+        ends = time.monotonic() + (seconds or 0)
+        while True:
+            for scheduler in list(self._live):
+                try:
+                    has_more = scheduler.step()
+                except Exception as error:
+                    scheduler.close(error)
+                    has_more = False
+                if not has_more:
+                    self._live.remove(scheduler)
+            if not self._live or time.monotonic() >= ends:
+                return seconds is not None
 
-    def _do_jobs(self) -> bool:
-        """Run what waits, or what comes next where there is nothing else to do. False: the thread ends."""
+    def _do_jobs(self) -> float | None:
+        """Run what waits, or what comes next where there is nothing else to do; its seconds. None: the thread ends."""
         begun, is_idle = time.monotonic(), not (self._live or self._long)
         while is_idle or time.monotonic() - begun < JOBS_SECONDS:
             try:
                 future, job = self._jobs.get(block=is_idle)
             except queue.Empty:
                 break
+            if is_idle:
+                begun, is_idle = time.monotonic(), False
             if job is None:
                 self._jobs.put((future, job))  # a long job may have asked
-                return False
+                return None
             _settle(future, job)
             del future, job  # they may hold a model
-            is_idle = False
-        return True
+        return time.monotonic() - begun
 
 
 def _settle(future: Future[Result], job: Callable[[], Result]) -> None:
@@ -153,11 +157,19 @@ class Generation:
             request.result.add_done_callback(partial(self._done, number))
 
     def start_whole(self, owner: Owner, run: Loaded, prompts: Sequence[Any], *given: Any) -> None:
-        """`start` for a model that cannot be scheduled: each prompt is written at once, without alternatives."""
-        for number, prompt in enumerate(prompts):
-            self._unfinished += 1
-            job = owner.put(partial(self._written, run, number, prompt, *given))
-            job.add_done_callback(partial(self._done, number))
+        """`start` for a model that cannot be scheduled: without alternatives, and one prompt after the other.
+
+        The next one is put when one is done, so that requests take turns.
+        """
+        self._unfinished = len(prompts)
+
+        def begin(number: int) -> None:
+            if number < len(prompts) and not self._is_closed:
+                job = owner.put(partial(self._written, run, number, prompts[number], *given))
+                job.add_done_callback(partial(self._done, number))
+                job.add_done_callback(lambda _: begin(number + 1))
+
+        begin(0)
 
     def _written(
         self,
