@@ -18,6 +18,7 @@ from tests.data.fakes import Documents, Spec, open_one, pipe, read_documents, re
 from tformer.data.sources import files as text_module
 from tformer.data.sources import parquet as parquet_module
 from tformer.data.sources.files import PIECE_BYTES, decode_text, end_last
+from tformer.data.sources.labelled import open_labelled
 from tformer.data.sources.parquet import PARQUET_BYTES, PARQUET_ROWS, _rows_at_once, parquet_rows
 from tformer.data.sources.text import open_sources
 from tformer.support.errors import InputError
@@ -90,6 +91,15 @@ def test_long_text_comes_in_pieces_of_one_document(tmp_path: Path) -> None:
 def test_end_last_marks_the_last_piece_only() -> None:
     assert list(end_last(iter([]))) == []
     assert [piece.ends_document for piece in end_last(iter(["a", "b"]))] == [False, True]
+
+
+def test_rows_in_a_file_json_are_no_running_text_and_stay_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text('{"text": "a dog", "label": "x"}\n{"text": "a cat", "label": "y"}\n')
+    with pytest.raises(InputError, match="found JSON, expected text"):
+        list(open_sources([Spec(str(path))])[0].documents())
+    [source] = open_labelled([Spec(str(path))])
+    assert [row.text for row in source.rows()] == ["a dog", "a cat"]
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:

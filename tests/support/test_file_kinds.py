@@ -104,13 +104,14 @@ def test_a_kind_is_told_by_its_first_bytes(key: str) -> None:
 
 def test_every_kind_has_a_sample(tmp_path: Path) -> None:
     assert (found := kind_of(database(tmp_path))) is not None and found.key == "sqlite"
-    assert {*SAMPLES, "sqlite", "conll", "json"} == {kind.key for kind in KINDS}
+    assert {*SAMPLES, "sqlite", "conll", "json", "jsonl"} == {kind.key for kind in KINDS}
 
 
 def test_kinds_are_told_in_utf_16_and_by_endings() -> None:
     for encoding in ("utf-16", "utf-8-sig"):
         assert (found := kind_of('<?xml version="1.0"?><tmx>'.encode(encoding))) is not None and found.key == "tmx"
     cases = [(b"Ada B-PER\n", ".conll", "conll"), (b"[1, 2]", ".json", "json"), (b'{\n "a": 1}', ".json", "json")]
+    cases.append((b'{"a": 1}\n{"a": 2}\n', ".json", "jsonl"))
     for head, ending, key in cases:
         assert (found := kind_of(head, ending)) is not None and found.key == key
         assert kind_of(head, ".txt") is None

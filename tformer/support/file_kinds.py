@@ -100,6 +100,9 @@ KINDS = (
     ),
     FileKind("conll", "words with tags (CoNLL)", b"", _TAGS, endings=(".conll", ".conllu", ".iob", ".bio")),
     FileKind("json", "JSON", rb"\s*(?:\[|\{\s*\n)", "write each entry as a line of a .jsonl file", endings=(".json",)),
+    FileKind(
+        "jsonl", "JSON", rb'\s*\{\s*"', "if each line is an entry, name it with the ending .jsonl", endings=(".json",)
+    ),
     FileKind("html", "HTML", rb"\s*(?i:<!doctype html)|" + _XML + rb"(?i:<html\b)", _MARKUP, is_running_text=True),
     FileKind("xml", "XML", rb"\s*<\?xml\s", _MARKUP, is_running_text=True),
     FileKind("subtitles", "subtitles", rb"WEBVTT\s|1\r?\n\d\d:\d\d:\d\d,\d{3} -->", _MARKUP, is_running_text=True),

@@ -212,7 +212,7 @@ def _kind_with_marks(path: str, columns: Columns, reading: Reading) -> str | Non
     if ending not in (".json", ".jsonl") or columns != Columns():
         return None
     try:
-        [content, *_] = locate(path, is_known=lambda _: True, known="").contents(reading)
+        [content, *_] = locate(path, is_known=lambda _: True, known="").contents(reading, accepts=("jsonl",))
         [(_, row)] = islice(json_objects(content), 1)
     except (InputError, ValueError):  # JSON over several lines, or none at all
         return "questions" if ending == ".json" else None

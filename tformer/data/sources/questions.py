@@ -46,7 +46,7 @@ def open_questions(specs: Sequence[SourceSpec], *, reading: Reading = Reading())
         "endings": (".json", ".jsonl"),
         "key": "questions",
         "has_text2": True,
-        "accepts": ("json",),
+        "accepts": ("json", "jsonl"),
         "keys": KEYS,
     }
     return [open_files(spec.path, question_rows, reading=reading, **given) for spec in specs]

@@ -422,7 +422,7 @@ def open_tables(
     """A table for each located file that is not empty."""
     return [
         _open_table(kind, content, layout, columns=columns, preferred=preferred)
-        for content in found.contents(reading, are_tables=True)
+        for content in found.contents(reading, are_tables=True, accepts=("jsonl",))
         if content.path is None or size_of(content.path)
     ]
 
