@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tformer.data.look import MOST_LABELS, line_on_labels, look_at, look_at_text, sides_of, texts_of
-from tformer.data.sources.columns import Column, is_number
+from tformer.data.sources.columns import CHATS, Column, is_number
 from tformer.data.sources.files import expanded, format_ending, locate
 from tformer.data.sources.image_files import IMAGE_ENDINGS, find_images, is_idx
 from tformer.data.sources.images import class_order, survey_images
@@ -81,7 +81,8 @@ class DataLook:
             return
         rows = [row for source in self.sources for row in source.rows()]
         if not rows:
-            raise InputError(f"{self.name}: no row can be used: {self.bad}")
+            hint = CHATS if any("found a list" in reason for reason in self.bad.reasons) else None
+            raise InputError(f"{self.name}: no row can be used: {self.bad}", hint=hint)
         alike = {kind: name for name, kind in OBJECTIVES.items()}.get(self.kind, objective or "classification")
         held = _open(valid, columns, reading, alike)[1] if valid else []
         self.look = look_at(

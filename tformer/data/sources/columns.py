@@ -75,8 +75,13 @@ def parse_column(text: str | None) -> Column:
     return text if number is None else number
 
 
-def column_hint(role: str) -> str:
-    return f"name the column with --{role}-column (data.columns.{role})"
+CHATS = "conversations are read by tformer train --objective chat"
+
+
+def column_hint(role: str, names: Iterable[object] = ()) -> str:
+    """names: of the columns or keys, which may be those of conversations."""
+    chats = f"; {CHATS}" if role == "text" and not {"messages", "conversations"}.isdisjoint(names) else ""
+    return f"name the column with --{role}-column (data.columns.{role}){chats}"
 
 
 def is_number(text: str) -> bool:
@@ -160,7 +165,9 @@ class Head:
         return [column for column in range(self.width) if column not in {*used, *numbering}]
 
     def cannot_tell(self, role: str, *, row: str = "") -> InputError:
-        hint = f"{column_hint(role)}{', or the separator with --delimiter' if self.width == 1 else ''}"
+        hint = (
+            f"{column_hint(role, self.names or ())}{', or the separator with --delimiter' if self.width == 1 else ''}"
+        )
         return InputError(
             f"{self.file}: cannot tell which column holds the {ROLES[role]}; {self.describe()}", hint=f"{hint}{row}"
         )

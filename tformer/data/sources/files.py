@@ -571,8 +571,9 @@ def _find_in_folder(folder: Path, is_known: Callable[[FilePath], bool], known: s
                 continue
             (paths if _is_readable_text(path) else skipped).append(path)
     if not paths:
+        unread = f" ({len(skipped)} files with a known ending cannot be read as text)" if skipped else ""
         raise InputError(
-            f"{folder}: no text in this folder ({len(skipped)} files with a known ending cannot be read as text)",
+            f"{folder}: no text in this folder{unread}",
             hint=f"known endings: {known}; also with .gz or .zst",
         )
     notes = (f"{folder}: skipped {len(skipped)} unreadable or binary files, {skipped[0]} first",) if skipped else ()

@@ -507,7 +507,7 @@ def _joined(texts: list[str]) -> str:
 
 
 def _missing_key(record: Mapping[str, Any], key: str, *, role: str, place: str) -> InputError:
-    return InputError(f"{place}: no key '{key}'; {did_you_mean(key, record)}", hint=column_hint(role))
+    return InputError(f"{place}: no key '{key}'; {did_you_mean(key, record)}", hint=column_hint(role, record))
 
 
 def text_value(value: Any, key: str, *, place: str, errors: Errors) -> str:
