@@ -218,20 +218,21 @@ def test_text_that_begins_like_a_known_kind_is_read(tmp_path: Path, text: str) -
 
 
 QUOTES = "--quotes text reads quotes as text"
-INCHES = "".join(f'" pipe {number},x\n' for number in range(4))
+INCHES = '" wide,pos\n5 ",neg\n'
 UNITS = [("unit,text,label", '",pipe,x\n'), ("text,unit,label", 'pipe,",x\n'), ("text,label,unit", 'pipe,x,"\n')]
-WRONG = "not at the end of a cell"
+WRONG, EACH = "not at the end of a cell", "each line has all separators of a row"
 
 
 @pytest.mark.parametrize(
     ("head", "rows", "line", "end"),
     [
-        ("text,label", INCHES, 2, f"closed in line 3, but {WRONG}"),
-        ("text,label", f"a,x\n\nb,y\n{INCHES}", 5, f"closed in line 6, but {WRONG}"),
+        ("text,label", INCHES, 2, f"closed in line 3, but {EACH}"),
+        ("text,label", f"a,x\n\nb,y\n{INCHES}", 5, f"closed in line 6, but {EACH}"),
+        ("text,label", '" wide,pos\n\na, b,pos\n5 ",neg\n', 2, f"closed in line 5, but {EACH}"),
         ("text,label", '"good, quoted",x\n"" pipe,y\n', 3, f"closed in line 3, but {WRONG}"),
         ("text,label", '"two\nlines",x\n"Hi" he said,y\n', 4, f"closed in line 4, but {WRONG}"),
         ("text,label", 'a,x\n" pipe,y\nb,x\n', 3, "never closed"),
-        *((names, 8 * row, 2, f"closed in line 3, but {WRONG}") for names, row in UNITS),
+        *((names, 2 * row, 2, f"closed in line 3, but {EACH}") for names, row in UNITS),
     ],
 )
 def test_a_quote_that_opens_a_cell_by_mistake_has_its_line(
@@ -257,6 +258,15 @@ def test_quoted_cells_of_several_lines_are_read(tmp_path: Path) -> None:
     csv.writer(table).writerows([("text", "label"), *((cell, "x") for cell in cells), ("b", "y")])
     path = write(tmp_path / "a.csv", table.getvalue())
     assert [row.text for row in labelled(path)] == [*cells, "b"]  # type: ignore[attr-defined]
+    path = write(tmp_path / "one.csv", 'text\n"a\nb"\n"\nc\n"\n')
+    assert texts(path) == ["a\nb", "\nc\n"]
+
+
+def test_named_quotes_around_cells_are_not_doubted(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", 'text,label\n"of 1,000\nin all",x\nb,y\n')
+    assert "--quotes cells" in str(refusal(lambda: labelled(path)).hint)
+    rows: Any = labelled(path, reading=Reading(quotes="cells"))
+    assert [row.text for row in rows] == ["of 1,000\nin all", "b"]
 
 
 @pytest.mark.parametrize(

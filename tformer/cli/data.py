@@ -136,7 +136,7 @@ def data(options: DataOptions) -> None:
             specs_of(options.paths, options.target, option="--target"),
             specs_of(options.valid, options.valid_target, option="--valid-target"),
             named_columns(options),
-            Reading(options.invalid_utf8, options.encoding, options.delimiter, "drop", options.quotes or "cells"),
+            Reading(options.invalid_utf8, options.encoding, options.delimiter, "drop", options.quotes),
             objective=options.objective,
             tokenizer=None if options.tokenizer is None else Path(options.tokenizer),
             most=options.max_length,

@@ -71,9 +71,7 @@ def train_tokenizer(options: TrainTokenizerOptions) -> None:
         sources = open_sources(
             [SimpleNamespace(path=path, weight=1.0) for path in options.inputs],
             columns=SimpleNamespace(text=parse_column(options.text_column)),
-            reading=Reading(
-                options.invalid_utf8, options.encoding, options.delimiter, quotes=options.quotes or "cells"
-            ),
+            reading=Reading(options.invalid_utf8, options.encoding, options.delimiter, quotes=options.quotes),
         )
         for source in sources:
             show_notes((f"reading {source.name}", *source.notes))

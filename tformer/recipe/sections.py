@@ -87,7 +87,7 @@ class Data(Section):
     errors: Literal["strict", "replace"] = "strict"
     encoding: str | None = None  # of text, such as utf-8, latin-1, utf-16; null: found in tables, else utf-8
     delimiter: str | None = None  # what separates the cells of csv: a character, or tab; null: found
-    quotes: Literal["cells", "text"] = "cells"  # quotes in csv: around cells, or text like other characters
+    quotes: Literal["cells", "text"] | None = None  # of csv, around cells or text; null: cells, if no doubt
     bad_rows: Literal["error", "drop"] = "error"  # rows of tables that cannot be used: an error, or left out
     # how texts fill windows; none: one document per example, padded
     packing: Literal["concat", "documents", "none"] = "concat"

@@ -36,14 +36,14 @@ class Reading:
         encoding: of text, by a name that Python knows; None: found in tables, else UTF-8.
         delimiter: between the cells of csv: a character, or a name of `DELIMITERS`; None: found.
         bad_rows: what happens to rows of tables that cannot be used.
-        quotes: in csv they stand around cells, or are text.
+        quotes: in csv they stand around cells, or are text; None: around cells, and a doubtful one is an error.
     """
 
     errors: Errors = "strict"
     encoding: str | None = None
     delimiter: str | None = None
     bad_rows: BadRowsAre = "error"
-    quotes: QuotesAre = "cells"
+    quotes: QuotesAre | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -82,7 +82,7 @@ class ReadsTexts:
     @property
     def reading(self) -> Reading:
         """How texts are read. Raises InputError for an unknown encoding or delimiter."""
-        return Reading(self.invalid_utf8, self.encoding, self.delimiter, quotes=self.quotes or "cells")
+        return Reading(self.invalid_utf8, self.encoding, self.delimiter, quotes=self.quotes)
 
 
 class BadRows:

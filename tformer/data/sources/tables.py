@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -48,7 +49,6 @@ from tformer.support.formatting import kind_of
 from tformer.support.options import Errors
 
 HEAD_ROWS = 200  # from which columns are guessed
-DOUBTFUL_ROWS = 3  # of csv, whose quotes then are text
 HEAD_CHARACTERS = 1 << 16  # of each cell there
 LINES = "lines"  # the format of plain text, one text a line
 SHEET = "sheet"  # the format of spreadsheets
@@ -598,7 +598,8 @@ def delimited_cells(content: Content, format: str) -> Iterator[tuple[int, list[s
 
     csv is read as spreadsheets write it, with quotes, and `Content.delimiter` between cells. In tsv every tab separates
     cells and every newline rows; a quote has no meaning. Raises InputError for a quote that opens a cell and was text:
-    one that is not closed before a separator or a line end, or of several rows the only character of a cell.
+    one that is not closed before a separator or a line end, or, unless quotes were named, one that makes a row of
+    several lines that have all separators of a row each. A separator before a space or at a line's end may be prose.
     """
     if format == SHEET:
         yield from sheet_rows(content)
@@ -611,15 +612,20 @@ def delimited_cells(content: Content, format: str) -> Iterator[tuple[int, list[s
         return
     csv.field_size_limit(MAX_ROW_CHARACTERS)
     quoting: Any = csv.QUOTE_NONE if content.reading.quotes == "text" else csv.QUOTE_MINIMAL
-    read, doubtful = list[str](), list[tuple[int, int]]()  # lines of the row; lines of the first and last of some rows
+    separator, width = re.compile(f"{re.escape(content.delimiter)}(?![ \n])"), 0
+    read = list[str]()  # lines of the row
     kept = (read.append(line) or line for line in lines)  # type: ignore[func-returns-value]
     rows = csv.reader(kept, delimiter=content.delimiter, quoting=quoting, strict=True)
     try:
         for row in rows:
-            if len(read) > 1 and _has_quotes_as_cells(read, row, content.delimiter):
-                doubtful.append((rows.line_num - len(read) + 1, rows.line_num))
-            if len(doubtful) == DOUBTFUL_ROWS:
-                raise _wrong_quote(content.name, *doubtful[0])
+            width = width or len(row)
+            if content.reading.quotes is None and len(read) > 1 < width:
+                found = {len(separator.findall(line)) for line in read if not line.isspace()}
+                if found == {width - 1}:
+                    end = f"closed in line {rows.line_num}, but each line has all separators of a row"
+                    raise _wrong_quote(
+                        content.name, rows.line_num - len(read) + 1, end, ", --quotes cells keeps the row"
+                    )
             yield rows.line_num, row
             read.clear()
     except csv.Error as error:
@@ -627,23 +633,13 @@ def delimited_cells(content: Content, format: str) -> Iterator[tuple[int, list[s
             hint = "it ends no row: quote the cell, or end rows with \\n"
             raise InputError(f"{content.name}:{rows.line_num}: a carriage return outside quotes", hint=hint) from None
         is_closed = "expected after" in str(error)
-        last = rows.line_num if is_closed else None
-        raise _wrong_quote(content.name, rows.line_num - len(read) + 1, last) from None
+        end = f"closed in line {rows.line_num}, but not at the end of a cell" if is_closed else "never closed"
+        raise _wrong_quote(content.name, rows.line_num - len(read) + 1, end) from None
 
 
-def _has_quotes_as_cells(lines: Sequence[str], row: Sequence[str], delimiter: str) -> bool:
-    """Whether a row of several lines is as well several rows of which cells are a single quote, an inch mark."""
-    if any(line.count(delimiter) != len(row) - 1 for line in lines):
-        return False
-    marks = {delimiter, "\n"}
-    edges = ({cell[:1], cell[-1:]} for cell in row if not marks.issuperset(cell))
-    return any(delimiter in edge and edge <= marks for edge in edges)
-
-
-def _wrong_quote(name: str, line: int, last: int | None) -> InputError:
-    """The error for a quote that opens a cell in a row of these lines and is text. last: None for the file's last."""
-    end = "never closed" if last is None else f"closed in line {last}, but not at the end of a cell"
-    hint = '--quotes text reads quotes as text; inside a quoted cell each is written twice ("")'
+def _wrong_quote(name: str, line: int, end: str, other: str = "") -> InputError:
+    """The error for a quote that opens a cell in this line and is text. end: where it is closed; other: of the hint."""
+    hint = f'--quotes text reads quotes as text{other}; inside a quoted cell each is written twice ("")'
     return InputError(f"{name}:{line}: a quote opens a cell and is {end}", hint=hint)
 
 
