@@ -240,7 +240,7 @@ def test_images_are_looked_at_as_images(cli: Cli, tmp_path: Path, monkeypatch: p
 def test_pictures_beside_texts_leave_a_folder_one_of_texts(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("one line\n")
     Image.fromarray(np.zeros((8, 9), dtype=np.uint8)).save(tmp_path / "a.png")
-    assert "text: 8 characters" in cli("data", tmp_path, "--objective", "causal_lm").out
+    assert "text: 9 characters" in cli("data", tmp_path, "--objective", "causal_lm").out
 
 
 @pytest.mark.parametrize(

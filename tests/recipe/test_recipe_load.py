@@ -203,7 +203,7 @@ def test_a_file_with_a_model_stands_on_the_defaults(write: Write) -> None:
 def test_a_file_without_a_model_stands_on_the_default_preset(write: Write) -> None:
     resolved = load_recipe(config=write("training: {max_steps: 3}\n"))
     assert (resolved.recipe.preset, resolved.recipe.training.max_steps) == ("tiny", 3)
-    assert "preset gpt/tiny: the default" in resolved.notes[0]
+    assert "model size: preset gpt/tiny" in resolved.notes[0]
 
 
 def test_arch_or_preset_that_disagrees_with_the_file_is_refused(write: Write) -> None:
