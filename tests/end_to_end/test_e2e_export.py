@@ -147,10 +147,40 @@ def test_the_list_says_what_an_export_would_do_and_writes_nothing(
         for one in barred:
             outcome = cli("export", run, "--to", one["to"], "--out", f"new.{one['to']}")
             assert outcome.code == 2 and one["barred"] in outcome.err.replace("\n", " ")
+        of_tokenizer = "--to gguf: "  # begins what the vocabulary bars, which inspect does not read
+        by_recipe = [one["to"] for one in found if (one["barred"] or of_tokenizer).startswith(of_tokenizer)]
         told = " ".join(cli("inspect", run).out.split())
-        assert f"formats of export: {', '.join(one['to'] for one in found if one['barred'] is None)}" in told
-    outcome = cli("export", trained("gpt"), "--list", "--out", "new")
-    assert outcome.code == 2 and "--list writes nothing" in outcome.err
+        assert f"formats of export, by the recipe: {', '.join(by_recipe)} (" in told
+        assert json.loads(cli("inspect", run, "--json").out)["formats"] == by_recipe
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--out", "new"),
+        ("--to", "gguf"),
+        ("--dtype", "bf16"),
+        ("--as", "gpt2"),
+        ("--shard-size", "1GB"),
+        ("--no-cache",),
+    ],
+)
+def test_the_list_refuses_options_of_writing(cli: Callable[..., Any], given: tuple[str, ...]) -> None:
+    outcome = cli("export", "run", "--list", *given)
+    assert outcome.code == 2 and f"--list writes nothing: omit {given[0]}" in outcome.err
+
+
+def test_inspect_reads_neither_tokenizer_nor_weights_for_the_formats(
+    trained: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tformer.interop.doors import formats_by_recipe
+    from tformer.interop.opening import open_checkpoint
+    from tformer.tokenizer import Tokenizer
+
+    checkpoint = open_checkpoint(trained("gpt"))
+    monkeypatch.setattr(Tokenizer, "from_json", None)
+    monkeypatch.setattr(type(checkpoint), "each", None)
+    assert "huggingface" in formats_by_recipe(checkpoint, checkpoint.recipe)
 
 
 def test_an_imported_model_goes_back_as_its_type_after_training_adapters_merging_and_pruning(

@@ -65,8 +65,11 @@ class ExportOptions:
 
     def check(self) -> None:
         """Raise InputError for options that can be refused before anything is read."""
-        if self.lists and self.out is not None:
-            raise InputError("--list writes nothing: omit --out")
+        writing = {"--out": "out", "--to": "to", "--dtype": "dtype", "--shard-size": "shard_size"}
+        writing |= {"--as": "model_type", "--no-cache": "no_cache"}
+        for option, name in writing.items():
+            if self.lists and getattr(self, name) != getattr(type(self), name):
+                raise InputError(f"--list writes nothing: omit {option}")
         if self.out is None and not self.lists:
             raise InputError("--out is missing: name the new folder", hint="--out NAME-hf")
         only: dict[str, tuple[str, ...]] = {"int16": ("ctranslate2",), "int8": ("ctranslate2", "onnx")}

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from tformer.checkpoint.read import Checkpoint
 from tformer.interop import exporting, to_ctranslate2, to_gguf, to_onnx
 from tformer.interop.choose import Choice
-from tformer.interop.peft import as_in_peft
+from tformer.interop.peft import as_in_peft, class_of_adapted
+from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
 
-PLANS: dict[str, Callable[[Checkpoint], Choice | str]] = {
+Plans = Mapping[str, Callable[[Checkpoint], Choice | str]]
+PLANS: Plans = {
     "huggingface": lambda one: exporting.planned(one.recipe, exporting.tokenizers_of(one))[0],
     "ctranslate2": to_ctranslate2.plan,
     "gguf": lambda one: to_gguf.plan(one)[1],
@@ -19,10 +22,13 @@ PLANS: dict[str, Callable[[Checkpoint], Choice | str]] = {
 }
 
 
-def doors(checkpoint: Checkpoint) -> list[dict[str, str | None]]:
+BY_RECIPE: Plans = {**PLANS, "peft": lambda one: f"adapters of {class_of_adapted(one)[2]}"}
+
+
+def doors(checkpoint: Checkpoint, plans: Plans = PLANS) -> list[dict[str, str | None]]:
     """Of each format of `tformer export --to`: what the model is there ("as"), or what bars it ("barred")."""
     found: list[dict[str, str | None]] = []
-    for to, plan in PLANS.items():
+    for to, plan in plans.items():
         try:
             choice = plan(checkpoint)
             named = choice if isinstance(choice, str) else f"{choice.class_name} ({choice.architecture.model_type})"
@@ -30,3 +36,13 @@ def doors(checkpoint: Checkpoint) -> list[dict[str, str | None]]:
         except InputError as error:
             found.append({"to": to, "as": None, "barred": error.message})
     return found
+
+
+def formats_by_recipe(checkpoint: Checkpoint, recipe: Recipe) -> list[str]:
+    """The formats that the recipe allows, without a look at tokenizers and weights.
+
+    recipe: the checkpoint's, with the vocabulary's size.
+    """
+    bare = replace(checkpoint, tokenizer_json=None, target_tokenizer_json=None)
+    bare.recipe = recipe
+    return [str(one["to"]) for one in doors(bare, BY_RECIPE) if one["as"]]

@@ -121,6 +121,13 @@ def _class_of(checkpoint: Checkpoint) -> tuple[Model, Architecture, str, list[Li
     return model, architecture, name, architecture.written(model, name)[0]
 
 
+def class_of_adapted(checkpoint: Checkpoint) -> tuple[Model, Architecture, str, list[Link]]:
+    """`_class_of` of a run with adapters. InputError for one without."""
+    if not isinstance(checkpoint, AdaptedCheckpoint):
+        raise InputError(f"{checkpoint.path} has no adapters", hint="--to peft writes runs of train --lora")
+    return _class_of(checkpoint)
+
+
 @dataclass(frozen=True)
 class PeftReport:
     """What was written: the folder, the class of the base, the number of adapted modules and of tensors.
@@ -166,10 +173,9 @@ def as_in_peft(checkpoint: Checkpoint) -> tuple[str, int, dict[str, Any], dict[s
     Raises InputError for a run without adapters, a base that no class of Hugging Face computes, and DoRA on some of the
     projections of a module.
     """
-    if not isinstance(checkpoint, AdaptedCheckpoint):
-        raise InputError(f"{checkpoint.path} has no adapters", hint="--to peft writes runs of train --lora")
+    section, _, class_name, links = class_of_adapted(checkpoint)
+    assert isinstance(checkpoint, AdaptedCheckpoint)  # or `class_of_adapted` refused it
     lora = checkpoint.lora
-    section, _, class_name, links = _class_of(checkpoint)
     model = build_model(section, device="meta")
     add_adapters(model, section, lora)
     tied, own = model.tied_names(), checkpoint.trained()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -11,6 +12,7 @@ from torch import nn
 from tformer.build import layer_sizes
 from tformer.cost.flops import Flops, example_flops, module_flops
 from tformer.cost.memory import CacheSize, MemoryEstimate, cache_size, training_memory
+from tformer.interop.doors import formats_by_recipe
 from tformer.nn.attention.mechanism import Mechanism
 from tformer.nn.attention.multi_head import MultiHeadAttention
 from tformer.nn.embedding import TokenEmbedding
@@ -175,6 +177,12 @@ class Report:
     def examples_per_step(self) -> int:
         return self.subject.batch_size * self.subject.recipe.training.grad_accum
 
+    @cached_property
+    def formats(self) -> list[str] | None:
+        """The formats of export that the recipe allows; None: there is no checkpoint."""
+        checkpoint = self.subject.checkpoint
+        return None if checkpoint is None else formats_by_recipe(checkpoint, self.subject.recipe)
+
     def to_json(self) -> dict[str, Any]:
         subject, tokens = self.subject, self.subject.tokens
         found: dict[str, Any] = {
@@ -205,6 +213,7 @@ class Report:
                 **self.memory.to_json(),
             },
             "cache": None,
+            "formats": self.formats,
             "notes": list(subject.notes),
         }
         if self.generator_parameters:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from tformer.interop.doors import doors
 from tformer.nn.taps import LETTERS
 from tformer.support.formatting import amount
 from tformer.workflows.inspect.report import Node, Report
@@ -33,9 +32,9 @@ def report_lines(report: Report, *, width: int, depth: int | None) -> Iterator[s
     for side, heads in report.heads.items():
         if len(set(heads)) > 1:
             yield from textwrap.wrap(f"heads of the {side}'s layers: {' '.join(map(str, heads))}", width)
-    if subject.checkpoint is not None:
-        open_to = [str(one["to"]) for one in doors(subject.checkpoint) if one["as"]]
-        told = f"formats of export: {', '.join(open_to) or 'none'} (why not others: tformer export RUN --list)"
+    if report.formats is not None:
+        named = ", ".join(report.formats) or "none"
+        told = f"formats of export, by the recipe: {named} (all checks: tformer export RUN --list)"
         yield from textwrap.wrap(told, width, subsequent_indent="  ")
     yield ""
     yield from _cost_lines(report)
