@@ -44,7 +44,7 @@ SECONDS = 100.0
 EXAMPLES = 11
 """With batches of 6 and two micro-batches: 3 and 3 rows, then 3 and 2, so some of four processes have none."""
 
-ADAM_EPS = 1.0e-5
+ADAM_EPS = 1.0e-4
 """A key's bias has no gradient but for rounding, which Adam would magnify to a whole step."""
 
 Tensors = Mapping[str, Tensor]
