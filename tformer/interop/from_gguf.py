@@ -112,13 +112,6 @@ def unpack_gguf(path: Path, folder: Path, *, vocabulary: bool = True) -> None:
     texts: dict[str, Any] = {CONFIG: config}
     template = stated.take(TEMPLATE, default=None, kind=str)
     texts[TOKENIZER_CONFIG] = {} if template is None else {"chat_template": template}
-    if vocabulary:
-        stem = len(VOCABULARY)
-        own = _contents(path, {key[stem:]: field for key, field in fields.items() if key.startswith(VOCABULARY)})
-        texts[TOKENIZER_JSON] = document_of(path, own)
-        ids = {ours: own[f"{role}_token_id"] for role, ours in ROLES.items() if f"{role}_token_id" in own}
-        texts[CONFIG] |= {f"{role}_token_id": token for role, token in ids.items()}
-        texts[TOKENIZER_CONFIG] |= {f"{role}_token": own["tokens"][token] for role, token in ids.items()}
     shapes: dict[str, Tensor] = {}
     for name, theirs in wanted.items():
         empty = torch.empty(tensors[theirs].shape[::-1].tolist(), device="meta")
@@ -126,6 +119,13 @@ def unpack_gguf(path: Path, folder: Path, *, vocabulary: bool = True) -> None:
             shapes[name] = form.loaded(model, name, empty).contiguous()
         except RuntimeError:
             raise InputError(f"{path}: tensor {theirs}: its shape {list(empty.shape)} contradicts the keys") from None
+    if vocabulary:
+        stem = len(VOCABULARY)
+        own = _contents(path, {key[stem:]: field for key, field in fields.items() if key.startswith(VOCABULARY)})
+        texts[TOKENIZER_JSON] = document_of(path, own)
+        ids = {ours: own[f"{role}_token_id"] for role, ours in ROLES.items() if f"{role}_token_id" in own}
+        texts[CONFIG] |= {f"{role}_token_id": token for role, token in ids.items()}
+        texts[TOKENIZER_CONFIG] |= {f"{role}_token": own["tokens"][token] for role, token in ids.items()}
     files.require_room(folder, sum(tensor.nbytes for tensor in shapes.values()))
     files.write_durably(folder / SINGLE, tensor_chunks(shapes, make=make))
     for name, document in texts.items():

@@ -116,7 +116,7 @@ def unknown_type(config: Mapping[str, Any], *, name: str) -> InputError:
     named = [known for known in fitting if any(repr(one) in classes for one in ARCHITECTURES[known].classes)]
     return InputError(
         f"{found}; known: {', '.join(sorted(ARCHITECTURES))}",
-        hint=f"its keys are those of {', '.join(map(repr, named or fitting))}: write the one that computes the same "
+        hint=f"its keys are those of {', '.join(map(repr, named or fitting))}: write the type that computes the same "
         "into config.json and leave out architectures; the import checks the names and shapes of its tensors",
     )
 

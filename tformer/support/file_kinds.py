@@ -78,7 +78,7 @@ KINDS = (
         "media",
         "sound or video",
         rb"RIFF.{4}(?:WAVE|AVI )|ID3[\x02-\x04]|OggS\0|fLaC\0|\0\0\0.ftyp|\x1aE\xdf\xa3",
-        "tformer reads text and images",
+        "tformer reads no sound or video",
     ),
     FileKind("program", "a compiled program", rb"\x7fELF|MZ.\0|\xca\xfe\xba\xbe|\0asm", "give its source"),
     FileKind("lfs", "a pointer of Git LFS", rb"version https://git-lfs\.github\.com/spec/", "git lfs pull fetches it"),
