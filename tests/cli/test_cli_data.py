@@ -234,7 +234,7 @@ def test_images_are_looked_at_as_images(cli: Cli, tmp_path: Path, monkeypatch: p
     assert f"{sum(found['held_out'].values())} validation images" in trained
     assert cli("data", "digits", "-o", "look.svg").code == 0
     for more in (["digits"], ["--objective", "causal_lm"], ["--dropped", "bad.jsonl"]):
-        assert "images are looked at alone" in cli("data", "digits", *more).err
+        assert "leave out other files and options for texts" in cli("data", "digits", *more).err
 
 
 def test_pictures_beside_texts_leave_a_folder_one_of_texts(cli: Cli, tmp_path: Path) -> None:

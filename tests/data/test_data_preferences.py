@@ -159,11 +159,13 @@ def test_long_preferences_are_left_out_or_lose_their_end(tmp_path: Path, tokeniz
 
 def test_preferences_that_are_all_equal_are_counted_as_such(tmp_path: Path, tokenizer: Tokenizer) -> None:
     same = {"prompt": [USER], "chosen": [GOOD], "rejected": [{**GOOD, "name": "x"}]}  # equal in the template
-    with pytest.raises(InputError, match="none of 3 preferences is left: 3 are of two equal answers") as error:
+    with pytest.raises(InputError, match="none of 3 preferences is left: 3 have two answers") as error:
         corpus_of(tmp_path, tokenizer, [same] * 3)
     assert error.value.hint is None
     found = corpus_of(tmp_path, tokenizer, [same, TEXTS])
-    assert len(found.document_offsets) == 2 and "1 of 2 preferences are of two equal answers" in found.notes[0]
+    assert (
+        len(found.document_offsets) == 2 and "1 of 2 preferences have two answers with equal tokens" in found.notes[0]
+    )
     (tmp_path / "rows.jsonl").write_text(json.dumps({**TEXTS, "rejected": TEXTS["chosen"]}) * 1 + "\n")
     [source] = open_conversations(spec(tmp_path / "rows.jsonl"), kind=PreferenceTable, reading=Reading(bad_rows="drop"))
     with pytest.raises(

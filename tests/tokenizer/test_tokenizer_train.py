@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tformer.recipe.data_defaults import WORD_TOKENS
 from tformer.support.errors import InputError, Interrupted
 from tformer.tokenizer import TokenizerOptions, train, train_tokenizer
 from tformer.tokenizer.train import (
@@ -23,6 +24,7 @@ from tformer.tokenizer.train import (
     Feed,
     chunks,
     first_that_gives_back,
+    gives_back,
     train_with_facts,
     utf8_length,
 )
@@ -130,10 +132,16 @@ def test_the_report_counts_the_tokens_of_the_whole_text() -> None:
     assert len(texts) > 5 and sum(map(len, map(tokenizer.encode, texts))) == len(tokenizer.encode(text))
 
 
-@pytest.mark.parametrize("text", ["la vida .", "a,b", "( x )", "say  it"])
-def test_a_kind_that_does_not_give_texts_back_is_not_chosen(text: str) -> None:
-    assert first_that_gives_back(["jump twice", "la vida", "go, then stop."], ("word", "bpe")) == "word"
-    assert first_that_gives_back(["jump twice", text], ("word", "bpe")) == "bpe"
+CHOSEN = {"jump": "word", "la vida .": "bpe", "a,b": "bpe", "( x )": "bpe", "say  it": "bpe", "a\u2581b": "byte-bpe"}
+
+
+@pytest.mark.parametrize("text", CHOSEN)
+def test_the_chosen_kind_gives_the_texts_back(text: str) -> None:
+    texts = ["jump twice", "la vida", "go, then stop.", text]
+    kind = first_that_gives_back(texts, WORD_TOKENS)
+    options = TokenizerOptions(model=kind, template="seq2seq", min_frequency=1)
+    assert kind == CHOSEN[text]
+    assert all(gives_back(train_tokenizer(lambda: iter(texts), options), each) for each in texts)
 
 
 def test_even_sample_is_spread_and_bounded():

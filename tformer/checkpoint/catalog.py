@@ -74,8 +74,10 @@ def latest(entries: Sequence[Entry]) -> Entry | None:
 
 
 def best(entries: Sequence[Entry]) -> Entry | None:
-    """The checkpoint with the lowest score, of equals that with the lower loss, then the earlier; without any score the
-    latest."""
+    """The checkpoint with the lowest score, without any score the latest.
+
+    Ties go to the lower loss, then to the earlier step.
+    """
     scored = [entry for entry in entries if entry.score is not None]
     return min(scored, key=lambda entry: (entry.score, entry.loss, entry.step)) if scored else latest(entries)
 

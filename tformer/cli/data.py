@@ -129,7 +129,8 @@ def data(options: DataOptions) -> None:
     if any(map(has_images, options.paths)):
         given = {each.name for each in fields(options) if getattr(options, each.name) != each.default}
         if len(options.paths) > 1 or not given <= OF_IMAGES:
-            raise InputError(f"{options.paths[0]}: images are looked at alone, without options of texts")
+            hint = "leave out other files and options for texts"
+            raise InputError(f"{options.paths[0]}: a folder of images is looked at by itself", hint=hint)
         found = ImageLook(options.paths[0])
     else:
         found = DataLook(

@@ -82,8 +82,7 @@ def output_metrics(
     """
     options: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase}
     compared = [reference[:COMPARED_CHARACTERS] for reference in outputs.references]
-    metrics = translation_metrics(outputs.texts, compared, **options)
-    metrics["sequence_accuracy"] = sequence_accuracy(outputs.texts, outputs.targets, lowercase=lowercase)
+    metrics = translation_metrics(outputs.texts, compared, outputs.targets, **options)
     for task in pairs.named_tasks:
         texts, references = ([side[n] for n in pairs.of_task(task)] for side in (outputs.texts, compared))
         metrics[f"bleu.{task}"] = bleu(texts, references, **options).score
@@ -112,11 +111,17 @@ def translate_pairs(translator: Translator, pairs: PairTokens, *, batch_size: in
 
 
 def translation_metrics(
-    hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "13a", lowercase: bool = False
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    targets: Sequence[str] | None = None,
+    *,
+    tokenize: str = "13a",
+    lowercase: bool = False,
 ) -> dict[str, Any]:
-    """BLEU and chrF (0 to 100) with their signatures, and the share of outputs equal to their reference.
+    """BLEU and chrF (0 to 100) with their signatures, and the share of outputs equal to their target.
 
-    tokenize: of BLEU; InputError for one that is unknown or not installed. lowercase: ignore case in all metrics.
+    targets: the references as the model writes them; None: as they are. tokenize: of BLEU;
+    InputError for one that is unknown or not installed. lowercase: ignore case in all metrics.
     """
     words = bleu(hypotheses, references, tokenize=tokenize, lowercase=lowercase)
     characters = chrf(hypotheses, references, lowercase=lowercase)
@@ -125,7 +130,7 @@ def translation_metrics(
         "bleu_signature": words.signature,
         "chrf": characters.score,
         "chrf_signature": characters.signature,
-        "sequence_accuracy": sequence_accuracy(hypotheses, references, lowercase=lowercase),
+        "sequence_accuracy": sequence_accuracy(hypotheses, targets or references, lowercase=lowercase),
     }
 
 

@@ -207,8 +207,8 @@ def _tags(survey: TagSurvey) -> DataChoice:
 
 FORMAL_WORDS = 500
 """Maximum number of distinct words of a language of commands, digits or symbols."""
-WORD_TOKENS: tuple[TokenizerModel, ...] = ("word", "bpe")
-"""Tokenizers whose tokens are the words of such a language; words lose the space in "3 ." or "a,b"."""
+WORD_TOKENS: tuple[TokenizerModel, ...] = ("word", "bpe", "byte-bpe")
+"""Tokenizers for the words of such a language: words lose the space in "3 .", bpe line ends; bytes give all back."""
 FORMAL_USES = 20
 """Minimum number of pairs for each distinct word of such a language."""
 

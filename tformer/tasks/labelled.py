@@ -155,7 +155,7 @@ def note_missing(recipe: Recipe, train: np.ndarray, valid: np.ndarray, work: Wor
     if found:
         is_last = data.valid_split == "last" and not data.valid
         fix = "--set data.valid_split=stratified holds out a share of every label"
-        fix = fix if is_last else "give more examples of it, or other validation data with --valid"
+        fix = fix if is_last else "give more examples, or other validation data with --valid"
         work.note(f"caution: {'; '.join(found)} ({fix})")
 
 

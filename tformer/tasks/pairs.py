@@ -197,8 +197,7 @@ class Pairs(Task):
         distinct = min(len(known), FORMAL_WORDS + 1)
         if not may_have_tags or tagged < len(sides) / 2 or len(tags) > len(sides) / FORMAL_USES:
             tags.clear()
-        kinds = WORD_TOKENS if distinct <= FORMAL_WORDS else WORD_TOKENS[:1]
-        word_tokens = first_that_gives_back(texts, kinds)
+        word_tokens = first_that_gives_back(texts, WORD_TOKENS) if distinct <= FORMAL_WORDS else WORD_TOKENS[0]
         return PairSurvey(len(sides), float(words), float(characters), distinct, tuple(sorted(tags)), word_tokens)
 
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:

@@ -97,7 +97,7 @@ def marked_sides(row: Preference, tokenizer: Tokenizer, template: Callable[[], C
             raise InputError(f"{row.place}: {error.message}", hint=error.hint) from error
         found = [side[-1] for side in sides]
         if len({tuple(tuple(each.ids) for each in side[:-1]) for side in sides}) > 1:
-            what = "answers before the last differ, which the chat template writes in another way once others follow"
+            what = "earlier answers differ, and the chat template rewrites them when more messages follow"
             raise InputError(f"{row.place}: {what}")
         ids, marks = [each.ids for each in found], [each.answers for each in found]
         start = len(commonprefix(ids))  # noqa: RUF071 (these are no paths)

@@ -159,7 +159,7 @@ class ChatTemplate:
         return plain, plain
 
     def _ending(self, answer: Message, reply: Message) -> tuple[str, str]:
-        """(what a text ends with whose last message is such an answer, that up to the special token that ends it).
+        """(text after the last answer, its part up to the token that ends the answer).
 
         Where no token ends a last answer, the second is the beginning of the next message, else the end of a text.
         """

@@ -101,20 +101,20 @@ def marked_corpus(
                 else:
                     mute += 1
         work.report(rows)
-    long, silent = f"longer than {seq_len:,} tokens", "without an answer that can be learned"
-    same = "of two equal answers in the model's tokens"
+    long, silent = f"are longer than {seq_len:,} tokens", "are without an answer that can be learned"
+    same = "have two answers with equal tokens"
     counts = [(too_long, long), (mute, silent), (equal, same)]
     if not parts:
         bad = BadRows(source.bad_rows())
         hint = "cut them with --set data.overlong=truncate, or raise data.seq_len with --set" if too_long else None
         if mute and not too_long:
             hint = "an answer is what stands in {% generation %} of the template (tokenizer.chat_template)"
-        counts.append((bad.total, f"left out: {bad}"))
-        reasons = ", ".join(f"{count:,} are {what}" for count, what in counts if count)
+        counts.append((bad.total, f"are left out: {bad}"))
+        reasons = ", ".join(f"{count:,} {what}" for count, what in counts if count)
         raise InputError(f"{source.name}: none of {read + bad.total:,} {unit} is left: {reasons}", hint=hint)
     notes: tuple[str, ...] = ()
     if read > rows:
-        why = "the chat template writes an answer in another way once others follow it"
+        why = "the chat template rewrites an answer when more messages follow"
         notes, unit = (f"{source.name}: {rows:,} {unit} are {read:,} examples: {why}",), "examples"
     done = ("left out" if overlong == "drop" else "cut at their end", "left out", "left out")
     starts = np.cumsum([0, *map(len, parts[:-1])]).tolist()
@@ -125,7 +125,7 @@ def marked_corpus(
         notes=(
             *notes,
             *(
-                f"{source.name}: {count:,} of {read:,} {unit} are {what}: {how}"
+                f"{source.name}: {count:,} of {read:,} {unit} {what}: {how}"
                 for (count, what), how in zip(counts, done, strict=True)
                 if count
             ),
