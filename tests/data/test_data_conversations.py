@@ -134,7 +134,7 @@ def test_answers_that_are_examples_of_their_own_are_counted(tokenizer: Tokenizer
     [rows] = open_conversations((SourceSpec(path=str(path)),))
     corpus = chat_corpus(rows, ChatTemplate(tokenizer, source), seq_len=64, overlong="drop")
     assert len(corpus.document_offsets) - 1 == 6
-    assert "3 conversations are 6 examples: the chat template writes an answer in another way" in corpus.notes[0]
+    assert "3 conversations are 6 examples: the chat template rewrites an answer when more" in corpus.notes[0]
 
 
 def test_a_named_format_is_read_where_several_fit(tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ from tformer.data.sources.pairs import open_pairs
 from tformer.data.sources.preferences import PreferenceTable
 from tformer.data.sources.questions import open_questions
 from tformer.data.sources.tagged import open_tagged
-from tformer.recipe.sections import SourceSpec
+from tformer.data.sources.text import TextSource, open_sources
+from tformer.recipe.sections import Columns, SourceSpec
+from tformer.tasks import base
 from tformer.tasks.base import note_rows
 from tformer.workers.work import Work
 
@@ -37,9 +39,16 @@ ROWS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }
 
 
+def open_running(specs: Any) -> Any:
+    return open_sources(specs, columns=Columns())
+
+
+ROWS["running text"] = (open_running, {"text": "a"})
+
+
 def notes_of(sources: Any) -> list[str]:
     shown = list[str]()
-    list(sources[0].rows())
+    list(sources[0].documents() if isinstance(sources[0], TextSource) else sources[0].rows())
     note_rows(sources, Work(note=shown.append))
     return shown
 
@@ -61,8 +70,17 @@ def test_a_key_of_another_format_is_named_too(tmp_path: Path) -> None:
     assert note.endswith("not used: 'prompt' (1 row), 'input' (1 row)")
 
 
+def test_a_count_that_ends_before_the_rows_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "COUNTED_ROWS", 2)
+    path = tmp_path / "rows.jsonl"
+    for count, first in ((2, ""), (3, " in the first 2 rows")):
+        path.write_text(count * (json.dumps({"text": "a", "b": 1}) + "\n"))
+        assert notes_of(open_running([SourceSpec(path=str(path))])) == [f"{path}: not used{first}: 'b' (2 rows)"]
+
+
+@pytest.mark.parametrize("open_rows", [open_labelled, open_running])
 @pytest.mark.parametrize("format", ["csv", "parquet"])
-def test_columns_of_tables_are_named_too(format: str, tmp_path: Path) -> None:
+def test_columns_of_tables_are_named_too(format: str, open_rows: Any, tmp_path: Path) -> None:
     path, rows = tmp_path / f"rows.{format}", [("id", "text", "label", "date")]
     rows += [(str(n), f"text {n}", "ab"[n % 2], "" if n else "May") for n in range(4)]
     if format == "csv":
@@ -70,7 +88,8 @@ def test_columns_of_tables_are_named_too(format: str, tmp_path: Path) -> None:
     else:
         pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         parquet.write_table(pa.Table.from_pylist([dict(zip(rows[0], row, strict=True)) for row in rows[1:]]), path)
-    assert notes_of(open_labelled([SourceSpec(path=str(path))])) == [f"{path}: not used: 'date' (1 row)"]
+    label = "" if open_rows is open_labelled else "'label' (4 rows), "
+    assert notes_of(open_rows([SourceSpec(path=str(path))])) == [f"{path}: not used: {label}'date' (1 row)"]
 
 
 def test_a_table_without_names_has_no_unused_columns(tmp_path: Path) -> None:

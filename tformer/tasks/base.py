@@ -371,15 +371,17 @@ def note_rows(sources: Sequence[Source], work: Work) -> None:
     """Say how many rows of each source were left out, and why, and which keys and columns were not used."""
     for source in sources:
         parts = (part for part in source.parts if hasattr(part, "records"))
+        rows = chain.from_iterable(part.records() for part in parts)
         unused = Counter(
             key
-            for record, used in islice(chain.from_iterable(part.records() for part in parts), COUNTED_ROWS)
+            for record, used in islice(rows, COUNTED_ROWS)
             for key, value in record.items()
             if value not in (None, "") and key not in used and not numbers_rows(key)
         )
         if unused:
             named = listed([f"'{key}' ({plural(count, 'row')})" for key, count in unused.most_common()], SHOWN_KEYS)
-            work.note(f"{source.name}: not used: {named}")
+            first = "" if next(rows, None) is None else f" in the first {COUNTED_ROWS:,} rows"
+            work.note(f"{source.name}: not used{first}: {named}")
         if (bad := BadRows(source.bad_rows())).total:
             work.note(f"{source.name}: {bad.total:,} rows left out: {bad}")
 

@@ -21,7 +21,7 @@ from tformer.objectives.base import ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Data, SourceSpec
 from tformer.support.errors import InputError
-from tformer.tasks.base import ChosenData, GivenExample, RowKeys, Tokenizers, note_rows
+from tformer.tasks.base import ChosenData, GivenExample, RowKeys, Tokenizers
 from tformer.tasks.masked_text import MaskedText
 from tformer.tasks.text import Corpora
 from tformer.tokenizer import Tokenizer
@@ -74,9 +74,7 @@ class Chat(MaskedText):
         (encode, key), unit = self.encoder(tokenizer, recipe), self.unit
         how: dict[str, Any] = {"seq_len": recipe.seq_len, "overlong": recipe.data.overlong}
         with work.part(f"tokenizing {source.name}", unit=unit) as part:
-            found = marked_corpus(source, encode, key=key, unit=unit, kind=self.corpus_type, work=part, **how)
-        note_rows([source], work)
-        return found
+            return marked_corpus(source, encode, key=key, unit=unit, kind=self.corpus_type, work=part, **how)
 
     def cut(
         self, recipe: Recipe, corpora: Corpora, tokenizer: Tokenizer, *, room: int | None, moves: bool = True

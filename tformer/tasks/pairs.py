@@ -230,6 +230,7 @@ class Pairs(Task):
             _tokenize(recipe, source, tokenizers, work, keep_all=not data.held_out, whole=whole) for source in sources
         ]
         work.note_all(*sources, *parts)
+        note_rows(sources, work)
         name = ", ".join(source.name for source in sources)
         if data.held_out:
             _, parts = hold_out(parts, recipe.data)

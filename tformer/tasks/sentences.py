@@ -20,6 +20,7 @@ from tformer.tasks.base import (
     Tokenizers,
     TrainingData,
     TrainingStart,
+    note_rows,
     positions_of,
     share_of_training,
 )
@@ -55,6 +56,7 @@ class Sentences(MaskedText):
         train = share_of_training(train, recipe)
         pairs, valid_pairs = (_pairs(recipe, part, tokenizer) for part in (train, valid))
         work.note_all(*sources, *valid_sources)
+        note_rows([*sources, *valid_sources], work)
         note_text(start, sources, work)
         work.note(f"data: {len(pairs):,} pairs of sentences to train on, {len(valid_pairs):,} to validate on")
         held_out = HeldOut("", valid_pairs, build_objective(recipe.objectives, context), recipe, VALIDATION_PAIRS)
@@ -85,6 +87,7 @@ class Sentences(MaskedText):
         recipe, tokenizer = loaded.recipe, loaded.text_tokenizer
         sources = open_sources(data.specs, columns=data.columns, reading=data.reading)
         work.note_all(*sources)
+        note_rows(sources, work)
         name = ", ".join(source.name for source in sources)
         sentences = _read_sentences(sources, tokenizer, work)
         if data.held_out:

@@ -174,6 +174,7 @@ class Tagged(Task):
         read = [divided(sources, own)[1]] if data.held_out else sources
         samples = self._tokenized(loaded.recipe, read, loaded.text_tokenizer, work)
         work.note_all(*sources, samples)
+        note_rows(sources, work)
         name = f"{own.valid_fraction:.0%} of {samples.name}, held out" if data.held_out else samples.name
         return MarkedHeldOut(name, samples, plain_objective(loaded), loaded.recipe, task=self)
 

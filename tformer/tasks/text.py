@@ -49,6 +49,7 @@ from tformer.tasks.base import (
     Validate,
     bad_row_lines,
     hold_out,
+    note_rows,
     require_finite_loss,
     share_of_training,
 )
@@ -187,6 +188,7 @@ class CorpusTask(Task):
                     f"{corpus.name}: {len(corpus)} tokens are too few to validate on, at least 2 are needed"
                 )
         work.note_all(*sources, *train, *valid)
+        note_rows([*sources, *valid_sources], work)
         note_text(start, sources, work)
         if len(train) > 1:
             shares = (f"{part.name} {weight / sum(weights):.1%}" for part, weight in zip(train, weights, strict=True))
@@ -235,6 +237,7 @@ class CorpusTask(Task):
         sources = self.open(data.specs, data, loaded.recipe)
         corpora = [self.corpus(source, loaded.text_tokenizer, loaded.recipe, work) for source in sources]
         work.note_all(*sources, *corpora)
+        note_rows(sources, work)
         name = ", ".join(source.name for source in sources)
         if data.held_out:
             _, corpora = hold_out(corpora, loaded.recipe.data)

@@ -534,6 +534,19 @@ def text_column(content: Content, column: Column) -> Iterator[str]:
     return filter(None, texts(content, column))
 
 
+def text_records(content: Content) -> Iterator[Mapping[str, Any]]:
+    """Every row by the names of columns or keys, of a table that has them."""
+    if (format := _format_by_name(content) or ".csv") == ".jsonl":
+        return (row for _, row in json_objects(content))
+    if format == ".parquet":
+        names = parquet_schema(content.file).names
+        rows: Iterator[Sequence[Any]] = parquet_rows(content.file, names, skip_unreadable=True)
+    else:
+        rows = (cells for _, cells in delimited_cells(content, format) if cells)
+        names = list(next(rows))
+    return (dict(zip(names, row, strict=False)) for row in rows)
+
+
 def _jsonl_texts(content: Content, column: Column) -> Iterator[str]:
     name = content.name
     if isinstance(column, int):

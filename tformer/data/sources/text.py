@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from tformer.data.sources.builtin import DEFAULTS, PREFIX, find_builtin
 from tformer.data.sources.columns import Column
@@ -28,7 +29,7 @@ from tformer.data.sources.files import (
     locate,
 )
 from tformer.data.sources.reading import Reading
-from tformer.data.sources.tables import IN_FOLDERS, form_key, table_format, text_column
+from tformer.data.sources.tables import DEFAULT_COLUMN, IN_FOLDERS, form_key, table_format, text_column, text_records
 from tformer.support import files
 from tformer.support.errors import InputError, TformerError
 from tformer.support.file_kinds import RUNNING_TEXT
@@ -63,6 +64,12 @@ class TextFile:
                 yield from cut_pieces(text)
         else:
             yield from end_last(self.content.texts())
+
+    def records(self) -> Iterator[tuple[Mapping[str, Any], Collection[str]]]:
+        """As of `Table.records`."""
+        path, column = self.content.path, self.column or DEFAULT_COLUMN
+        if path is not None and table_format(path) is not None and isinstance(column, str):
+            yield from ((record, (column,)) for record in text_records(self.content))
 
     def fingerprint(self) -> str:
         content = self.content
