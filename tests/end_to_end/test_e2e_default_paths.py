@@ -1,5 +1,7 @@
 """Every default path: each architecture and preset with each form of data that its task reads, and each kind of length.
 
+Each objective that `--objective` can name, too, from the default of a family that can learn it.
+
 The cells come from the tables: the presets are the shipped files, the forms of data those whose columns the `row_keys`
 of a task name, and the commands after the training follow from the heads of the model. A preset is shrunk by `--set`;
 its data path, tokenizer, metric, split and plan of validations are its own.
@@ -10,9 +12,12 @@ from __future__ import annotations
 import csv
 import json
 import random
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +25,12 @@ import pytest
 
 from tests.end_to_end.labelled_examples import sentences, write_images
 from tests.pairwise import pairwise
-from tformer.objectives import unused_keys
+from tformer.data.sources.conversations import FORMATS
+from tformer.objectives import OBJECTIVES, unused_keys
 from tformer.recipe import Recipe, load_recipe
+from tformer.support.errors import InputError
 from tformer.support.shipped import list_presets
-from tformer.tasks import task_of
+from tformer.tasks import TASKS, task_of
 from tformer.tasks.base import Task
 
 Cli = Callable[..., Any]
@@ -37,6 +44,9 @@ LENGTHS: dict[str, list[str]] = {
     "minutes": ["--minutes", "0.2"],
 }
 """Flags by the name of a way to set the length."""
+NOT_BUILT_IN = {"chat", "dpo", "question_answering", "contrastive", "similarity", "regression"}
+"""Objectives without built-in data; there are no images, either."""
+MORE_MINUTES = "2"  # where a busy machine asks for them
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
@@ -48,14 +58,23 @@ def example(number: int) -> dict[str, Any]:
     [(label, text)], [(_, other)] = sentences(1, number), sentences(1, number + ROWS)
     text = f"{text} {draw.choice('abcdefgh')}{number} ."
     words = text.split()
+    answer = {"role": "assistant", "content": other}
     return {
         "text": f"{text} {other.capitalize()} .",  # a document of two sentences
         "text2": f"{other} !",
-        "label": label,
+        "label": str(int(label == "tool")),  # a class, and a score
         "source": text,
         "target": " ".join(reversed(words)),
         "words": words,
         "tags": ["O" if word in ("and", "the") else label for word in words],
+        "question": f"what is {number} ?",
+        "context": text,
+        "answers": [{"text": words[1], "answer_start": text.index(words[1])}],
+        **dict.fromkeys(("prompt", "instruction"), text),
+        **dict.fromkeys(("chosen", "completion", "output"), other),
+        "rejected": " ".join(reversed(words)),
+        "messages": [{"role": "user", "content": text}, answer],
+        "conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": other}],
     }
 
 
@@ -99,15 +118,20 @@ def images(folder: Path, keys: tuple[str, ...]) -> list[str]:
     return ["--data", "images"]
 
 
-def data_forms(task: Task) -> Iterator[tuple[str, Callable[[Path], list[str]]]]:
-    """The name of each form of data that a task reads, and what writes it into a folder and returns its options."""
+def data_forms(recipe: Recipe) -> Iterator[tuple[str, Callable[[Path], list[str]]]]:
+    """The name of each form of data that its task reads, and what writes it into a folder and returns its options."""
+    task = task_of(recipe)
     yield "none", lambda folder: []
-    if not task.row_keys:
+    if task is TASKS["images"]:
         yield "images", lambda folder: images(folder, ())
-    for keys in task.row_keys:
+    is_chat, are_scored = task is TASKS["chat"], any(each.objective.reads_scores for each in recipe.objectives)
+    for keys in [keys for each in FORMATS.values() for keys in each] if is_chat else task.row_keys:
+        if are_scored and "label" not in keys:
+            continue
         name, values = "+".join(keys), example(0)
-        writers = [table if all(isinstance(values[key], str) for key in keys) else objects]
-        if keys == ("text",):
+        is_object = is_chat or "chosen" in keys or not all(isinstance(values[key], str) for key in keys)
+        writers = [objects if is_object else table]
+        if keys == ("text",) and not is_chat:
             writers += [text_file, text_folder]
         if keys == ("source", "target"):
             writers.append(aligned)
@@ -119,21 +143,27 @@ def data_forms(task: Task) -> Iterator[tuple[str, Callable[[Path], list[str]]]]:
 
 
 @cache
-def recipe_of(arch: str, preset: str | None) -> Recipe:
-    return load_recipe(arch=arch, preset=preset).recipe
+def recipe_of(arch: str, preset: str | None, objective: str | None = None) -> Recipe:
+    flags = {"objectives": [{"kind": kind} for kind in objective.split(",")]} if objective else {}
+    return load_recipe(arch=arch, preset=preset, flags=flags).recipe
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A training; preset: None for the one that data, time or family choose."""
+    """A training; preset: None for the one that data, time or family choose; objective: None for the preset's."""
 
     arch: str
     preset: str | None
     form: str
     length: str
+    objective: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.arch}/{self.preset or 'default'}, {self.form}, {self.length}"
+        return f"{self.arch}/{self.preset or self.objective or 'default'}, {self.form}, {self.length}"
+
+    @property
+    def recipe(self) -> Recipe:
+        return recipe_of(self.arch, self.preset, self.objective)
 
 
 @cache
@@ -146,8 +176,8 @@ def cells() -> list[Cell]:
             for preset in [None] if default else presets:
                 groups.setdefault(task_of(recipe_of(arch, preset)), []).append((arch, preset))
         lengths = [length for length in LENGTHS if default or length != "minutes"]
-        for task, group in groups.items():
-            forms = [name for name, _ in data_forms(task)]
+        for group in groups.values():
+            forms = [name for name, _ in data_forms(recipe_of(*group[0]))]
             for names, form, length in pairwise(preset=group, form=forms, length=lengths):
                 if (form, length) != ("none", "epochs"):
                     found.append(Cell(*names, form, length))
@@ -156,12 +186,34 @@ def cells() -> list[Cell]:
     return list(dict.fromkeys(found))
 
 
+@cache
+def objective_cells() -> list[Cell]:
+    """Each objective with each form of its data, from the defaults of the families that can learn it in turn."""
+    found: list[Cell] = []
+    lengths = cycle(("json", "epochs", "steps"))
+    for kind, objective in OBJECTIVES.items():
+        name = kind if objective.companion_of is None else f"{objective.companion_of},{kind}"
+        families = [arch for arch in list_presets() if can_learn(arch, name)]
+        forms = {form: arch for arch in families for form, _ in data_forms(recipe_of(arch, None, name))}
+        turn = cycle(families)
+        for form in forms:
+            arch = next(arch for arch in turn if form in dict(data_forms(recipe_of(arch, None, name))))
+            found.append(Cell(arch, None, form, "steps" if form == "none" else next(lengths), name))
+    return found
+
+
+def can_learn(arch: str, objective: str) -> bool:
+    with suppress(InputError):
+        return bool(recipe_of(arch, None, objective))
+    return False
+
+
 def sample() -> list[Cell]:
     """A cell for each task, with a form of data and a length in turn, none of which waits for a clock."""
-    tasks = {task_of(recipe_of(cell.arch, cell.preset)): cell for cell in reversed(cells())}
+    tasks = {task_of(cell.recipe): cell for cell in reversed([*cells(), *objective_cells()])}
     found, lengths = [Cell("transformer", None, "none", "steps")], ("json", "epochs", "steps")
-    for number, (task, cell) in enumerate(tasks.items()):
-        forms = [name for name, _ in data_forms(task)][1:]
+    for number, cell in enumerate(tasks.values()):
+        forms = [name for name, _ in data_forms(cell.recipe)][1:]
         found.append(replace(cell, form=forms[number % len(forms)], length=lengths[number % len(lengths)]))
     return found
 
@@ -214,18 +266,33 @@ def succeed(cli: Cli, *words: str) -> str:
     return str(outcome.out)
 
 
+def validations() -> list[dict[str, Any]]:
+    """The records of the validations of the run; [] before any."""
+    file = Path("run/metrics.jsonl")
+    records = map(json.loads, file.read_text().splitlines() if file.exists() else [])
+    return [record for record in records if record.get("split") == "valid"]
+
+
 def check(cell: Cell, cli: Cli, folder: Path) -> None:
     """Train the cell, and use what it leaves."""
-    recipe = recipe_of(cell.arch, cell.preset)
-    task = task_of(recipe)
+    recipe = cell.recipe
     words = ["train", "--arch", cell.arch, *(["--preset", cell.preset] if cell.preset else []), "--out", "run"]
-    words += [*dict(data_forms(task))[cell.form](folder), *LENGTHS[cell.length], *shrunk(recipe)]
+    words += ["--objective", cell.objective] if cell.objective else []
+    data, small = dict(data_forms(recipe))[cell.form](folder), shrunk(recipe)
+    if any(options.objective.compares_base for options in recipe.objectives):
+        texts = text_file(folder, ("text",))
+        succeed(cli, "train", "--arch", cell.arch, *texts, "--out", "base", "--max-steps", "1", *small)
+        words, small = ["train", "--init-from", "base", "--lora", "2", "--out", "run"], []
+        words += ["--objective", str(cell.objective)]
+    words += [*data, *LENGTHS[cell.length], *small]
     outcome = cli(*words)
-    if cell.form == "none" and not task.row_keys:  # there are no built-in images
-        assert outcome.code == 2 and "--data" in outcome.err and not Path("run").exists(), outcome.err
-        return
-    if outcome.code == 2 and cell.length == "minutes":  # a busy machine
-        assert "more minutes" in outcome.err, outcome.err
+    if cell.length == "minutes" and not validations():  # a busy machine
+        assert outcome.code == 0 or "more minutes" in outcome.err or "hint: give" in outcome.err, outcome.err
+        shutil.rmtree("run", ignore_errors=True)
+        words[words.index("--minutes") + 1] = MORE_MINUTES
+        outcome = cli(*words)
+    if cell.form == "none" and (recipe.model.patches is not None or cell.objective in NOT_BUILT_IN):
+        assert outcome.code == 2 and "hint: give" in outcome.err and not Path("run").exists(), outcome.err
         return
     assert outcome.code == 0, f"tformer {' '.join(words)}\n{outcome.err[-3000:]}"
     if cell.length == "dry run":
@@ -234,11 +301,7 @@ def check(cell: Cell, cli: Cli, folder: Path) -> None:
     if cell.length == "json":
         assert json.loads(outcome.out)["step"] == 2
     recipe = load_recipe(config=Path("run/recipe.yaml")).recipe
-    if cell.length == "minutes" and not any(Path("run/checkpoints").glob("step-*")):  # a busy machine
-        return
-    if cell.length != "minutes":
-        records = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
-        assert any(record.get("split") == "valid" for record in records)
+    assert validations()
     quick = ["--no-decode"] if cell.form == "none" and "no_decode" in task_of(recipe).options else []
     for command in filter(None, (after(cell, recipe, folder), ["evaluate", "run", *quick], ["inspect", "run"])):
         assert json.loads(succeed(cli, *command, "--json"))
@@ -253,7 +316,7 @@ def test_a_default_path_of_each_task_trains(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", cells(), ids=str)
+@pytest.mark.parametrize("cell", [*cells(), *objective_cells()], ids=str)
 def test_every_default_path_trains(cell: Cell, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     check(cell, cli, tmp_path)
@@ -264,6 +327,16 @@ def test_the_matrix_has_every_preset_with_every_form_of_its_task_and_every_lengt
     for arch, presets in list_presets().items():
         for preset in (None, *presets):
             own = [cell for cell in found if (cell.arch, cell.preset) == (arch, preset)]
-            forms = {name for name, _ in data_forms(task_of(recipe_of(arch, preset)))}
+            forms = {name for name, _ in data_forms(recipe_of(arch, preset))}
             assert {cell.form for cell in own} == forms, (arch, preset)
             assert {cell.length for cell in own} == set(LENGTHS) - ({"minutes"} if preset else set()), (arch, preset)
+
+
+def test_the_matrix_has_every_objective_with_every_form_of_its_task() -> None:
+    found = objective_cells()
+    assert {kind for cell in found for kind in str(cell.objective).split(",")} == set(OBJECTIVES)
+    for objective in {cell.objective for cell in found}:
+        own = [cell for cell in found if cell.objective == objective]
+        for cell in own:
+            forms = {name for name, _ in data_forms(cell.recipe)}
+            assert forms <= {each.form for each in own}, cell
