@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.decoding.random_models import tiny_model
 from tformer.cli.diagnosis import diagnosis
 from tformer.data.shards.caches import clean_caches
-from tformer.decoding.inference import missing_kernels
+from tformer.decoding.inference import missing_kernels, state_of_kernels
 from tformer.kernels import library
 from tformer.kernels.functions import find
 
@@ -112,14 +113,15 @@ def test_for_little_work_only_what_is_there_is_used(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.usefixtures("quick_build")
-def test_work_whose_time_is_limited_builds_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_whose_time_is_limited_builds_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine builds for up to a minute."""
     monkeypatch.delenv("TFORMER_KERNELS")
-    with library.none_built():
-        assert find() is None and kept(tmp_path) == []
-    assert find() is not None
+    monkeypatch.setattr("tformer.decoding.inference.WORTH_A_BUILD", 1)
+    model, cpu = tiny_model(), torch.device("cpu")
+    assert state_of_kernels(model, cpu, seconds=9.0) == "missing" and kept(tmp_path) == []
+    assert state_of_kernels(model, cpu) == "ready"
     library.forget()
-    with library.none_built():
-        assert find() is not None
+    assert state_of_kernels(model, cpu, seconds=9.0) == "ready"
 
 
 @pytest.mark.parametrize("word", ["off", "0", "OFF", "no"])

@@ -205,6 +205,20 @@ def test_a_run_that_was_out_of_time_measures_it_once_when_it_is_resumed(
     assert metrics(Path("run"), "final")[-1]["step"] == [x["step"] for x in metrics(Path("run")) if x["is_best"]][-1]
 
 
+def test_max_minutes_that_end_during_a_validation_do_not_break_it_off(
+    tiny: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validate = Session._validate
+
+    def too_late(session: Session, *parts: Any) -> dict[str, Any]:
+        session.deadline = 0.0
+        return validate(session, *parts)
+
+    monkeypatch.setattr(Session, "_validate", too_late)
+    succeed(tiny("--out", "run", "--max-minutes", "60"))
+    assert metrics(Path("run"), "valid")
+
+
 @pytest.mark.parametrize("flags", [(), ("--parallel", "fsdp")], ids=" ".join)
 def test_several_processes_measure_what_one_does(flags: tuple[str, ...], tiny: Cli) -> None:
     dropouts = ("model.decoder.dropout=0", "model.decoder.attention_dropout=0", "model.embedding.dropout=0")

@@ -225,11 +225,15 @@ def missing_kernels() -> str:
     return f"{need}, or leave it out"
 
 
-def state_of_kernels(model: Transformer, device: torch.device) -> str:
-    """The C kernels that `prepare_inference` will use for a model, in words; builds them where it would."""
+def state_of_kernels(model: Transformer, device: torch.device, *, seconds: float = math.inf) -> str:
+    """The C kernels that `prepare_inference` will use for a model, in words; builds them where it would.
+
+    seconds: time that a build may take: a busy machine needs up to `library.BUILD_SECONDS`.
+    """
     if device.type != "cpu":
         return f"none on {device.type}"
-    return library.state(may_build=model.num_parameters() >= WORTH_A_BUILD)
+    may_build = model.num_parameters() >= WORTH_A_BUILD and seconds >= library.BUILD_SECONDS
+    return library.state(may_build=may_build)
 
 
 def require_quantize(quantize: str, device: torch.device, dtype: torch.dtype | None = None) -> Quantize:

@@ -162,18 +162,6 @@ def _say_once(text: str) -> None:
     LOG.warning("%s", text)
 
 
-@contextmanager
-def none_built() -> Iterator[None]:
-    """Use an existing library only, for work whose time is limited: a busy machine builds for up to a minute."""
-    before = dict(_tried)
-    _tried.setdefault(True, load(may_build=False))
-    try:
-        yield
-    finally:
-        _tried.clear()
-        _tried.update(before)
-
-
 def state(*, may_build: bool = False) -> str:
     """`ready`, or the reason why there are no kernels; may_build: see `load`."""
     if os.environ.get(SWITCH, "").lower() in OFF:

@@ -231,20 +231,26 @@ def resolve_precision(name: str, device: torch.device, *, rows: int, d_model: in
 
 SPEED_FOLDER = "speed"  # in the cache
 MAX_SPEED_BYTES = 10_000
+LEAST_JUDGED, LEAST_COMPUTED = 0.1, 0.7
+"""A measurement of this number of seconds in which the process computed for a smaller part is of a busy machine."""
 
 
 def measured_once(key: object, measure: Callable[[], float]) -> float:
     """A duration of this machine that is measured once and then read from the cache.
 
     A second measurement differs by some percent, but a choice that depends on it must not. One file for each key,
-    device, number of threads, instruction set and PyTorch keeps the first.
+    device, number of threads, instruction set and PyTorch keeps the first that no other process has slowed down.
     """
     place = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability(), os.environ.get("ONEDNN_MAX_CPU_ISA")
     name = device_name(torch.device("cpu")), torch.__version__, *place, key
     file = default_cache_dir() / SPEED_FOLDER / f"{hashlib.sha256(repr(name).encode()).hexdigest()[:16]}.json"
     found = _stored_seconds(file)
     if found is None:
+        began, computed = time.perf_counter(), time.process_time()
         measured = measure()
+        seconds, computed = time.perf_counter() - began, time.process_time() - computed
+        if seconds >= LEAST_JUDGED and computed < LEAST_COMPUTED * seconds:
+            return measured
         found = _stored_seconds(file) or measured  # another process may have been first
         with suppress(StorageError, OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -253,7 +259,7 @@ def measured_once(key: object, measure: Callable[[], float]) -> float:
 
 
 def products_per_second(device: torch.device) -> float:
-    """Mean FLOP/s of fp32 products, measured once: less on a machine that is busy then; infinite for a GPU."""
+    """Mean FLOP/s of fp32 products, less while the machine is busy; infinite for a GPU."""
     if device.type != "cpu":
         return math.inf
 

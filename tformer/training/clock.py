@@ -35,8 +35,8 @@ RECENT_GROUPS = 6
 NOTICED, CHANGED = 8, 1.4
 """If the mean time of this number of last groups differs by this factor from the mean before, the machine changed."""
 
-RESERVE_SECONDS, MOST_BUSY = 2.0, 4.0
-"""For the end of the command, after the last checkpoint; up to this number of times as long on a busy machine."""
+RESERVE_SECONDS = 2.0
+"""For the end of the command, after the last checkpoint."""
 
 LATE_SHARE, LATE_SECONDS = 0.025, 5.0
 """Part of the whole time, and least number of seconds, after its end when steps and validations are broken off."""
@@ -192,7 +192,6 @@ class Clock:
         most_steps: a limit that the recipe sets, too.
         planned_steps: expected number of steps, before any is measured.
         points: of a resumed run whose decay has begun.
-        busy: seconds of the clock for each one that the process computes, on a machine that it shares.
 
     Attributes:
         every: steps between two decisions, the same in all processes: few enough that none comes too late.
@@ -207,11 +206,9 @@ class Clock:
     planned_steps: int
     most_steps: int = NEVER
     points: Points = ()
-    busy: float = 1.0
 
     def __post_init__(self) -> None:
         self.every = max(1, min(50, min(self.planned_steps, self.most_steps) // 200))
-        self.reserve = RESERVE_SECONDS * min(MOST_BUSY, max(1.0, self.busy))
         self.deadline = max(self.end, self.pace.now()) + max(LATE_SECONDS, LATE_SHARE * self.total)
 
     @property
@@ -227,7 +224,7 @@ class Clock:
         """The new points of the line after finished step `step`; None where nothing changes."""
         if self.pace.step_seconds() is None:
             return None
-        left = self.end - self.reserve - self.pace.now()
+        left = self.end - RESERVE_SECONDS - self.pace.now()
         every = {"eval_every": eval_every, "save_every": save_every}
         fitting = step + self.pace.steps_within(left, step, **every)
         last = max(step + 1, min(fitting, self.most_steps))

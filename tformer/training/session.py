@@ -22,7 +22,6 @@ from tformer.cost.flops import mean_lengths, training_flops_per_token
 from tformer.data.shards.array_files import BackgroundCheck
 from tformer.decoding.inference import state_of_kernels
 from tformer.interop.adapters import open_base
-from tformer.kernels.library import BUILD_SECONDS, none_built
 from tformer.loading import load_body, load_generator, load_weights, why_new
 from tformer.model import Transformer
 from tformer.objectives.base import Objective
@@ -108,9 +107,7 @@ def run_training(
         if options.dry_run:
             return describe(prepared, devices=devices)
         training_begins()
-        is_short = MOST_VALIDATING * 60 * (prepared.recipe.training.minutes or math.inf) < BUILD_SECONDS
-        kernels = none_built() if is_short else nullcontext()
-        with kernels, worker.joined(timeout_minutes=prepared.recipe.training.parallel.timeout_minutes):
+        with worker.joined(timeout_minutes=prepared.recipe.training.parallel.timeout_minutes):
             with work.progress("making the model"):
                 log_to = logger_names(options.log_to)
                 session = Session(prepared, console=console, work=work, began=began, log_to=log_to, worker=worker)
@@ -331,10 +328,11 @@ class Session:
             if tokenizer is not None:
                 run.write_tokenizer(tokenizer.to_json(), None if target is None else target.to_json())
             run.write_recipe(recipe_to_yaml(recipe))
+            seconds = MOST_VALIDATING * 60 * (recipe.training.minutes or math.inf)
             environment = describe_environment(
                 device=device_name(self.prepared.device, self.worker.world_size),
                 data_fingerprint=self.state.data_fingerprint,
-                kernels=state_of_kernels(self.model, self.prepared.device),
+                kernels=state_of_kernels(self.model, self.prepared.device, seconds=seconds),
             )
             run.write_environment(environment)
             if self.prepared.data.bad_rows is not None:
@@ -347,8 +345,8 @@ class Session:
     def train(self, *, stop_at_step: int | None = None) -> dict[str, Any]:
         """Run the loop to its end, or to `stop_at_step`; return the summary. Raises Interrupted after a checkpoint."""
         prepared, training = self.prepared, self.prepared.recipe.training
-        if (timer := self._timer()) is not None:
-            self.deadline = min(self.deadline, timer.deadline)
+        timer = self._timer()
+        late = math.inf if timer is None else timer.deadline
         display = TrainingDisplay(
             self.console,
             max_steps=training.max_steps if timer is None else timer.expected_steps,
@@ -365,7 +363,7 @@ class Session:
         self.work = replace(
             self.work,
             progress=display.progress,
-            should_stop=lambda: self.should_stop() or time.monotonic() >= self.deadline,
+            should_stop=lambda: self.should_stop() or time.monotonic() >= late,
         )
         check = BackgroundCheck(prepared.data.files if self.worker.local_rank == 0 else ())
         trainer = Trainer(
@@ -386,7 +384,7 @@ class Session:
             state=self.state,
             flops_per_token=self._flops_per_token(),
             peak_flops=measure_peak(prepared) * self.worker.world_size if self.worker.leads else 0.0,
-            deadline=self.deadline,
+            deadline=min(self.deadline, late),
             stop_at_step=stop_at_step,
             pace=self.pace,
             timer=timer,
@@ -437,7 +435,6 @@ class Session:
             planned_steps=prepared.planned_steps,
             most_steps=recipe.training.max_steps,
             points=points or (),
-            busy=(time.monotonic() - self.began) / time.process_time(),
         )
 
     def _decide(self, trainer: Trainer, display: TrainingDisplay, step: int) -> Points | None:
@@ -625,11 +622,12 @@ class Session:
         load_weights(self.model, checkpoint, ema=checkpoint.has("ema"), shards=self.shards)
         if self.models.generator is not None:
             load_generator(self.models.generator, checkpoint, shards=self.shards)
+        work = replace(self.work, should_stop=lambda: self.should_stop() or time.monotonic() >= self.deadline)
 
         def measure() -> dict[str, Any] | None:
             self.models.eval()
-            values = self._validate(self.work, share=1.0)
-            return None if self.work.should_stop() else values
+            values = self._validate(work, share=1.0)
+            return None if work.should_stop() else values
 
         self.final_values = self._in_leader(measure)
         if self.final_values is not None:
