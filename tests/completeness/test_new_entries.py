@@ -535,13 +535,16 @@ def metrics(run: Path) -> list[str]:
     return (run / "metrics.jsonl").read_text().splitlines()
 
 
-def test_one_file_and_one_row_make_an_objective(tmp_path: Path) -> None:
+def test_one_file_one_row_and_one_name_make_an_objective(tmp_path: Path) -> None:
     words = "the quick brown fox jumps over the lazy dog and sees one more red hen in the old yard "
     (tmp_path / "text.txt").write_text("\n\n".join(words * 6 for _ in range(30)))
     changed = overlay(
         tmp_path,
         files={"tformer/objectives/word_order.py": WORD_ORDER},
-        rows={"tformer/objectives/__init__.py": [WORD_ORDER_IMPORT, WORD_ORDER_ROW]},
+        rows={
+            "tformer/objectives/__init__.py": [WORD_ORDER_IMPORT, WORD_ORDER_ROW],
+            "tformer/training/options.py": [before("OBJECTIVE_KINDS = (\n", '    "word_order",\n')],
+        },
     )
     found = changed.run(WORD_ORDER_SCRIPT, cwd=tmp_path)
     recipe = (tmp_path / "run" / "recipe.yaml").read_text()

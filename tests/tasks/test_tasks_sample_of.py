@@ -197,10 +197,11 @@ def test_the_first_command_gives_the_model_words_that_it_knows(name: str, tmp_pa
         ("KxQ\nSdFaEI3SdFaEI3SdFaEI3SdFaEI3SdFaEI3\n", "SdFaEI3SdFaEI3SdFaEI3SdF"),
         ("nde\n\n  ein Hund und eine Katze laufen heim\n", "ein Hund und eine Katze"),
         ("nur eine kurze Zeile", "nur eine kurze Zeile"),
-        ("nde\n  The cat\n", ""),
+        ("nde\n  The cat\n", "The cat"),
+        ("a\n\x1b[1mtwo\twords\x00\n", "[1mtwo words"),
     ],
 )
-def test_an_opening_is_whole_words_of_a_line_unless_the_text_is_english(text: str, expected: str) -> None:
+def test_an_opening_is_whole_printable_words_of_a_line(text: str, expected: str) -> None:
     tokenizer = train_tokenizer(lambda: iter([text]), TokenizerOptions(model="char", template="none", min_frequency=1))
     ids = np.array(tokenizer.encode(text))
     marked = ids + chat_tokens.LEARNED + chat_tokens.SECOND  # as of an answer in chats and preferences

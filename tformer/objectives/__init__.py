@@ -1,6 +1,6 @@
 """Objectives: one file per objective (or family) with its options, batches, loss, soft loss and needs.
 
-To add one: a file with a class and its options, and a row in `ObjectiveOptions`.
+To add one: a file with a class and its options, a row in `ObjectiveOptions`, and its name in `training/options.py`.
 """
 
 from __future__ import annotations

@@ -76,13 +76,14 @@ def validation_batch(seq_len: int) -> int:
 
 
 def opening_of(ids: np.ndarray, tokenizer: Tokenizer) -> str:
-    """Words that begin a line of these ids; "" where they are English, which examples of commands are."""
+    """Printable words that begin a line of these ids; "" where there are none."""
     text = tokenizer.decode([i % SECOND for i in ids[:OPENING_TOKENS].tolist()])  # chats and preferences mark ids
     first, *others = text.split("\n")  # the first one may begin in its middle
-    line = next(filter(str.strip, others), first).strip()
+    line = next(filter(str.strip, others), first)
+    line = " ".join("".join(c if c.isprintable() else " " for c in line).split())
     cut = line[: OPENING_CHARACTERS + 1]
     words = cut.rpartition(" ")[0] if len(cut) > OPENING_CHARACTERS else cut
-    return "" if "The " in text else words or line[:OPENING_CHARACTERS]
+    return words or line[:OPENING_CHARACTERS]
 
 
 def open_text(specs: Sequence[SourceSpec], data: Data | ChosenData) -> list[TextSource]:

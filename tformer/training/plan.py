@@ -25,7 +25,7 @@ from tformer.recipe.sections import BATCH_SIZES, Training
 from tformer.recipe.sizes import with_dropout
 from tformer.support.device import Precision, measured_once
 from tformer.support.errors import InputError
-from tformer.support.formatting import in_words, plural
+from tformer.support.formatting import in_words
 from tformer.training import assemble
 from tformer.training.clock import NEVER
 from tformer.training.loop import Components, Hooks, Observer, Trainer
@@ -94,12 +94,9 @@ def plan(prepared: Prepared, *, began: float, work: Work, worker: Worker) -> Pre
                 longest = min(LONGEST_STEP * total, left / 5) * worker.world_size
                 sizes[index], seconds = _with_short_steps(size, of_size, longest, total)
                 tried.append(of_size(sizes[index]))
-                of_whole = sizes[index] is size
-                found.append(
-                    _alternative(
-                        tried[-1], seconds / worker.world_size, began + total, needed if of_whole else math.inf
-                    )
-                )
+                # A size that needs a smaller batch is too large for the time, whatever it would read.
+                least = needed if sizes[index] is size else math.inf
+                found.append(_alternative(tried[-1], seconds / worker.world_size, began + total, least))
                 if not found[-1].fits or time.monotonic() >= enough:
                     break
     fitting = [number for number, alternative in enumerate(found) if alternative.fits]
@@ -110,8 +107,9 @@ def plan(prepared: Prepared, *, began: float, work: Work, worker: Worker) -> Pre
         work.note(f"plan for {in_words(total)}: {found[number]}{limit}{few}")
         if sizes[number] is not given[number]:
             whole, own = (each.training for each in (given[number], sizes[number]))
-            fewer = plural(_batch(own), "example" if own.batch_size else "token")
-            work.note(f"a step has {fewer} instead of {_batch(whole):,}, which take too much of the time")
+            unit = "" if own.batch_size else " tokens"
+            smaller = f"batch size {_batch(own):,}{unit} instead of {_batch(whole):,}"
+            work.note(f"{smaller}, so that a step takes at most a twentieth of the time")
     chosen = tried[number] if tried else of_size(sizes[number])
     passes = steps * chosen.tokens_per_step / max(1.0, len(chosen.data.samples) * chosen.mean_length)
     most, rate = prepared.start.dropout or (math.inf, 0.0)
@@ -148,7 +146,7 @@ def _with_short_steps(
 ) -> tuple[Recipe, float]:
     """A size, with a smaller batch where a step would be longer than `longest`, and about the seconds of its step.
 
-    Timed is a batch that is short by its operations; the time of others grows at most in proportion.
+    It times a batch that its operations predict to be short; longer batches take at most proportionally longer.
     Raises InputError where even the products of one example take too long.
     """
     whole = of_size(size)
