@@ -258,7 +258,7 @@ class TrainOptions:
         OBJECTIVE(
             "--objective",
             metavar="NAME",
-            help=f"{', '.join(OBJECTIVE_KINDS)}. Several are joined by commas, as masked_lm,next_sentence.",
+            help=f"{', '.join(OBJECTIVE_KINDS)}. Commas join several.",
             default=PRESETS,
         ),
     ] = None
