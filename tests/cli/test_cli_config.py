@@ -30,7 +30,7 @@ def test_show_prints_yaml_that_loads_to_the_same_recipe(cli: Cli) -> None:
 def test_show_says_what_it_chose_on_stderr(cli: Cli) -> None:
     done = cli("config", "show", "--arch", "gpt")
     assert done.code == 0
-    assert "note: preset gpt/tiny: the default" in done.err
+    assert "note: model size: preset gpt/tiny" in done.err
     assert "preset: tiny\n" in done.out
 
 
@@ -55,7 +55,7 @@ def test_show_json_is_one_document(cli: Cli) -> None:
     assert document["recipe"]["arch"] == "llama"
     assert document["origins"]["seed"] == "--set"
     [chosen] = document["notes"]
-    assert chosen.startswith("preset llama/tiny: the default")
+    assert chosen.startswith("model size: preset llama/tiny")
 
 
 def test_show_takes_an_objective_as_train_does(cli: Cli) -> None:

@@ -543,7 +543,7 @@ def test_one_file_one_row_and_one_name_make_an_objective(tmp_path: Path) -> None
         files={"tformer/objectives/word_order.py": WORD_ORDER},
         rows={
             "tformer/objectives/__init__.py": [WORD_ORDER_IMPORT, WORD_ORDER_ROW],
-            "tformer/training/options.py": [before("OBJECTIVE_KINDS = (\n", '    "word_order",\n')],
+            "tformer/training/options.py": [before('    *("contrastive", ', '    "word_order",\n')],
         },
     )
     found = changed.run(WORD_ORDER_SCRIPT, cwd=tmp_path)

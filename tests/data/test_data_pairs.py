@@ -121,7 +121,7 @@ def test_parquet_rows(tmp_path: Path) -> None:
     source = open_one(path)
     assert list(source.rows()) == [PairRow("a", "x", f"{path}:1"), PairRow("b", "", f"{path}:2")]
     parquet.write_table(pa.table({"source": [1], "target": ["x"]}), path)
-    assert refusal(lambda: read(path)).message == f"{path}:1: 'source' should be text, found int"
+    assert refusal(lambda: read(path)).message == f"{path}:1: 'source' should be text, found a number"
 
 
 def test_folders_globs_and_compressed_tables(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def imported(run: Path, cwd: Path, *words: str) -> set[str]:
 @pytest.mark.parametrize(
     ("words", "most", "unneeded"),
     [
-        (("inspect",), 380, ("tformer.tasks", "tformer.decoding", "tformer.training", "tformer.viz")),
+        (("inspect",), 420, ("tformer.tasks", "tformer.decoding", "tformer.training", "tformer.viz")),
         (
             ("generate", "--prompt", "a", "--max-new-tokens", "1", "--device", "cpu"),
             400,
@@ -53,5 +53,5 @@ def test_a_command_imports_only_what_it_needs(
     assert not HEAVY & parents, HEAVY & parents
     assert not set(unneeded) & found
     foreign = {module for module in found if module.startswith("tformer.interop.architectures")}
-    assert not foreign, "only a Hugging Face folder needs these"
+    assert words[0] == "inspect" or not foreign, "only a Hugging Face folder and the formats of export need these"
     assert len(found) <= most, f"{len(found)} modules beyond torch, {most} at most"

@@ -385,4 +385,4 @@ def test_the_bytes_needed_are_asked_for_before_writing(
 
 def test_a_write_that_numpy_cuts_short_has_a_hint() -> None:
     error = files.storage_error(Path("x"), OSError("4800 requested and 280 written"))
-    assert error.message == "cannot write x: 4800 requested and 280 written" and "free some space" in (error.hint or "")
+    assert error.message == "cannot write x: only a part was written" and "free some space" in (error.hint or "")

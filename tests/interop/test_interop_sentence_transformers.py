@@ -94,7 +94,7 @@ def test_a_folder_gives_the_vectors_of_the_formulas(body: str, pooling: str, tmp
 def test_export_writes_the_layout_back(body: str, tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "st", body, pooling="cls")
     report = export_checkpoint(open_checkpoint(folder), tmp_path / "out")
-    assert report.class_name == f"{body.removeprefix('XLM')}Model"
+    assert report.class_name == f"{body}Model"
     assert report.how_to_load() == f'sentence_transformers.SentenceTransformer("{tmp_path / "out"}")'
     np.testing.assert_allclose(embed(tmp_path / "out"), embed(folder), atol=1e-6)
     modules = json.loads((tmp_path / "out/modules.json").read_text())

@@ -264,6 +264,7 @@ def test_data_that_take_most_of_the_time_end_the_command(
     cli: Cli, tiny_recipe: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "PREPARING_SECONDS", 0.0)
+    text_file.write_text(text_file.read_text() + "a text that no cache has\n")
     words = ("train", "--config", tiny_recipe, "--data", text_file, "--out", tmp_path / "run", "--minutes", 1e-6)
     done = cli(*words)
     assert done.code == 2 and "tokenizing the data takes nearly all of the time" in " ".join(done.err.split())

@@ -185,7 +185,7 @@ def test_span_corruption_needs_sentinels(cli: Cli, recipe: Path, tmp_path: Path)
 def test_the_default_without_data_reads_dates(cli: Cli) -> None:
     outcome = cli("train", "--arch", "transformer", "--dry-run")
     assert outcome.code == 0, outcome.err
-    assert "transformer/dates" in outcome.err and "18,000 training pairs" in outcome.err.replace("\n", " ")
+    assert "learning to read dates" in outcome.err and "18,000 training pairs" in outcome.err.replace("\n", " ")
 
 
 FOUR_SENTENCES = ("--max-steps", 2, "--set", "training.eval_every=2", "--set", "training.valid_sentences=4")

@@ -29,23 +29,23 @@ STATES = {
 }
 
 FORGED: list[tuple[tuple[str, ...], Any, str]] = [
-    (("step",), -1, "step: input should be greater than or equal to 0, found -1"),
-    (("step",), "3", "step: input should be a valid integer, found '3'"),
-    (("step",), True, "step: input should be a valid integer, found True"),
-    (("cursor",), None, "cursor: input should be an object, found None"),
-    (("cursor", "batch"), 1.5, "cursor: input should be a valid integer, found 1.5"),
+    (("step",), -1, "step: found -1, expected at least 0"),
+    (("step",), "3", "step: found the text '3', expected an integer"),
+    (("step",), True, "step: found true, expected an integer"),
+    (("cursor",), None, "cursor: found null, expected a mapping"),
+    (("cursor", "batch"), 1.5, "cursor: found 1.5, expected an integer"),
     (("cursor", "page"), 1, "cursor: expected the keys epoch, window, batch"),
     (("schedule",), {"best": 1.0}, "schedule: expected the keys best, bad_count, scale"),
-    (("schedule", "bad_count"), -2, "schedule: input should be greater than or equal to 0, found -2"),
-    (("scaler", "scale"), 0, "scaler: input should be greater than 0, found 0"),
-    (("scaler", "scale"), float("nan"), "scaler: input should be a finite number, found nan"),
-    (("sums",), None, "sums: input should be an object, found None"),
-    (("sums", "terms"), {"mlm": "low"}, "sums.terms.mlm: input should be a valid number, found 'low'"),
-    (("global_batch",), ["8", None], "global_batch.0: input should be a valid integer, found '8'"),
-    (("validated",), "yes", "validated: input should be a valid boolean, found 'yes'"),
-    (("seconds",), -1.0, "seconds: input should be greater than or equal to 0, found -1.0"),
-    (("best_score",), [1], r"best_score: input should be a valid number, found \[1\]"),
-    (("moon",), "full", "moon: unexpected keyword argument, found 'full'"),
+    (("schedule", "bad_count"), -2, "schedule: found -2, expected at least 0"),
+    (("scaler", "scale"), 0, "scaler: found 0, expected more than 0"),
+    (("scaler", "scale"), float("nan"), "scaler: found nan, expected a finite number"),
+    (("sums",), None, "sums: found null, expected a mapping"),
+    (("sums", "terms"), {"mlm": "low"}, "sums.terms.mlm: found the text 'low', expected a number"),
+    (("global_batch",), ["8", None], "global_batch.0: found the text '8', expected an integer"),
+    (("validated",), "yes", "validated: found the text 'yes', expected true or false"),
+    (("seconds",), -1.0, "seconds: found -1.0, expected at least 0"),
+    (("best_score",), [1], r"best_score: found a list of 1, expected a number"),
+    (("moon",), "full", "moon: unknown key"),
 ]
 
 
