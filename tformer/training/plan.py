@@ -25,7 +25,7 @@ from tformer.recipe.sections import BATCH_SIZES, Training
 from tformer.recipe.sizes import with_dropout
 from tformer.support.device import Precision, measured_once
 from tformer.support.errors import InputError
-from tformer.support.formatting import in_words
+from tformer.support.formatting import in_words, plural
 from tformer.training import assemble
 from tformer.training.clock import NEVER
 from tformer.training.loop import Components, Hooks, Observer, Trainer
@@ -68,7 +68,7 @@ class Alternative:
 
     def __str__(self) -> str:
         return (
-            f"{self.size}: {self.parameters:,} parameters, {self.steps:,} steps of {self.step_seconds:.3g} s, "
+            f"{self.size}: {self.parameters:,} parameters, {plural(self.steps, 'step')} of {self.step_seconds:.3g} s, "
             f"{self.tokens_per_parameter:.2g} tokens for each parameter"
         )
 
