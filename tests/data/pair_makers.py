@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,10 +23,15 @@ def open_one(
     *,
     source_column: str | int | None = None,
     target_column: str | int | None = None,
+    options: Mapping[str, Any] = {},
     **spec: Any,
 ) -> PairSource:
+    """options: of `open_pairs`."""
     columns = Columns(source=source_column, target=target_column)
-    return open_pairs([Spec(str(path), None if target is None else str(target), **spec)], columns=columns)[0]
+    [source] = open_pairs(
+        [Spec(str(path), None if target is None else str(target), **spec)], columns=columns, **options
+    )
+    return source
 
 
 def read(*args: Any, **options: Any) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.data.fakes import Columns, Spec, pipe, refusal, write
 from tests.data.pair_makers import open_one, read
 from tformer.data.sources.pairs import open_pairs, shared_columns
+from tformer.data.sources.reading import Reading
 from tformer.data.sources.tables import PairRow
 
 PAIRS = [("one cat", "eine Katze"), ("two", "zwei")]
@@ -146,7 +147,7 @@ def test_csv_round_trip(rows: list[tuple[str, str]]) -> None:
         path = Path(folder, "a.csv")
         with open(path, "w", newline="") as file:
             csv.writer(file).writerows([("source", "target"), *rows])
-        assert read(path) == rows
+        assert read(path, options={"reading": Reading(quotes="cells")}) == rows
 
 
 # -- prefixes, tasks, weights, fingerprints ----------------------------------------------------------------------------
