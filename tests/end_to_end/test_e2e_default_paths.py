@@ -168,7 +168,7 @@ class Cell:
 
 @cache
 def cells() -> list[Cell]:
-    """Pairwise over presets, forms of data and lengths, for each task; the clock is for presets that nobody names."""
+    """Pairwise over presets, forms of data and lengths, for each task; `--minutes` without a named preset only."""
     found: list[Cell] = []
     for default in (True, False):
         groups: dict[Task, list[tuple[str, str | None]]] = {}

@@ -175,7 +175,7 @@ def _with_short_steps(
 
 
 def _smaller(recipe: Recipe, times: int) -> Recipe:
-    """The recipe with a batch that is so many times smaller: first with fewer micro-batches, then with smaller ones."""
+    """The recipe with its batch divided by `times`: fewer micro-batches first, then smaller ones."""
     if times == 1:
         return recipe
     training = recipe.training
