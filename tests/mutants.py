@@ -32,8 +32,8 @@ ROOMS = ("nn", "objectives", "optim", "data", "tokenizer", "recipe", "checkpoint
 MOST_TESTS = 12
 """A mutant survives when it passes this number of tests that run its line."""
 
-SECONDS = 120.0
-"""Time for the tests of one mutant; one that takes longer is killed: loops that never end count as noticed."""
+SECONDS = 120
+"""CPU time for the tests of one mutant; one that takes longer is killed: loops that never end count as noticed."""
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE,
@@ -162,13 +162,14 @@ def killer(mutant: Mutant, source: str) -> str | None:
         shutil.copytree(ROOT, tree, ignore=ignored, copy_function=os.link)
         Path(tree, mutant.file).unlink()
         Path(tree, mutant.file).write_text(source, encoding="utf-8")
-        words = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", "-p", "no:cacheprovider", *mutant.tests]
+        words = ["-m", "pytest", "-n", "0", "-x", "-q", "-p", "no:cacheprovider", *mutant.tests]
         try:
             done = subprocess.run(
-                words, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True,
-                timeout=SECONDS, check=False,
+                ["prlimit", f"--cpu={SECONDS}", sys.executable, *words], cwd=tree,
+                env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True,
+                timeout=20 * SECONDS, check=False,
             )  # fmt: skip
-        except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired:  # a wait that never ends
             return mutant.tests[0]
         failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
         return None if done.returncode == 0 else failed[1] if failed else mutant.tests[0]
