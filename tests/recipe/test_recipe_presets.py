@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tformer.objectives import OBJECTIVES
 from tformer.recipe import DEFAULT_PRESETS, list_presets, load_recipe, preset_summary
 from tformer.recipe.presets import BUILTIN_PRESETS
 from tformer.recipe.recipe import Recipe
 from tformer.support import shipped
 from tformer.support.errors import InputError
+from tformer.tokenizer import train_tokenizer
 
 SHIPPED = [(arch, preset) for arch, names in list_presets().items() for preset in names]
 
@@ -115,3 +118,28 @@ def test_the_first_position_of_a_decoder_is_refused(objective: str) -> None:
 def test_what_is_set_goes_before_the_head_that_an_objective_brings() -> None:
     (head,) = recipe_of("bart", "classification", "model.heads.0.pooling=mean").model.heads
     assert getattr(head, "pooling", None) == "mean"
+
+
+LEARNABLE = [(arch, kind) for arch in list_presets() for kind in OBJECTIVES if not OBJECTIVES[kind].companion_of]
+
+
+@pytest.mark.parametrize(("arch", "objective"), LEARNABLE)
+def test_a_tokenizer_that_will_be_trained_has_the_special_tokens_of_the_objective(arch: str, objective: str) -> None:
+    try:
+        train = recipe_of(arch, objective).tokenizer.train
+    except InputError:  # of another body
+        return
+    texts = ["the cat sat on the mat"] * 20
+    special = train_tokenizer(lambda: iter(texts), replace(train, vocab_size=500, min_frequency=1)).special
+    assert all(getattr(special, role) not in (None, ()) for role in OBJECTIVES[objective].special_tokens)
+
+
+@pytest.mark.parametrize(
+    ("arch", "objective", "key"), [("t5", "denoising", "template: gpt"), ("bart", "span_corruption", "sentinels: 0")]
+)
+def test_special_tokens_that_a_file_or_set_states_are_kept(arch: str, objective: str, key: str, tmp_path: Path) -> None:
+    flags, config, name = {"objectives": [{"kind": objective}]}, tmp_path / "own.yaml", key.split(": ")
+    config.write_text(f"tokenizer: {{train: {{{key}}}}}\n")
+    for given in ({"config": config}, {"sets": [f"tokenizer.train.{name[0]}={name[1]}"]}):
+        train = load_recipe(arch=arch, preset="tiny", flags=flags, **given).recipe.tokenizer.train  # type: ignore[arg-type]
+        assert str(getattr(train, name[0])) == name[1]

@@ -19,11 +19,12 @@ from pydantic import ValidationError
 from tformer.nn.classification_heads import ClassifierHeadOptions
 from tformer.nn.heads import HEADS, HeadOptions
 from tformer.objectives import OBJECTIVES
+from tformer.objectives.base import Objective
 from tformer.recipe.checks import contradictions, notes
 from tformer.recipe.data_defaults import CHOSEN, DataChoice
 from tformer.recipe.followers import LENGTHS, follow
 from tformer.recipe.migrations import migrate
-from tformer.recipe.overrides import DEFAULT, Draft, flag_origin
+from tformer.recipe.overrides import DEFAULT, Draft, Origin, flag_origin
 from tformer.recipe.places import placed
 from tformer.recipe.presets import Choice, agree_with_stored, choose_base
 from tformer.recipe.problems import problems_of, raise_problems, unusable_values
@@ -33,6 +34,8 @@ from tformer.recipe.sections import BATCH_SIZES
 from tformer.recipe.yaml_text import Document, KeyPath, parse_yaml, read_yaml, to_yaml
 from tformer.support.errors import InputError
 from tformer.support.shipped import list_presets, preset_path
+from tformer.tokenizer.options import TokenizerOptions
+from tformer.tokenizer.special import ROLE_TOKENS, TEMPLATES
 
 POOLING_KEYS = ("pooling", "pooler", "activation", "dropout")
 
@@ -199,7 +202,7 @@ def _names_data(flags: Mapping[str, Any], sets: Sequence[str], file: Document | 
 
 
 def _fit_to_objectives(draft: Draft, flags: Mapping[str, Any]) -> None:
-    """Adapt the model to `--objective`: its heads, where the model has others; no unused generator; a metric it has."""
+    """Adapt the recipe to `--objective`: heads, special tokens, no unused generator, a metric that it has."""
     kinds = [entry.get("kind") for entry in flags["objectives"]]
     if not set(kinds) <= OBJECTIVES.keys() or not isinstance(draft.data.get("model"), dict):
         return  # validation reports what is wrong
@@ -212,6 +215,7 @@ def _fit_to_objectives(draft: Draft, flags: Mapping[str, Any]) -> None:
         decoded = draft.data["model"].get("decoder") is not None
         new = [_head_like(given, objective.head, decoded=decoded) for objective in objectives]
         draft.assign("model.heads", new, origin)
+    _fit_tokenizer(draft, objectives, origin)
     if not any(objective.needs_generator for objective in objectives) and draft.data.get("generator") is not None:
         draft.assign("generator", None, origin)
     training = draft.data.get("training", {})
@@ -219,6 +223,24 @@ def _fit_to_objectives(draft: Draft, flags: Mapping[str, Any]) -> None:
     chosen = "training.best_metric" in flags
     if not chosen and isinstance(training, dict) and training.get("best_metric", "loss") not in metrics:
         draft.assign("training.best_metric", "loss", origin)
+
+
+def _fit_tokenizer(draft: Draft, objectives: Sequence[type[Objective[Any]]], origin: Origin) -> None:
+    """Give a tokenizer that will be trained the special tokens of the objectives, where no file decides."""
+    needed = {role for objective in objectives for role in objective.special_tokens}
+    train = ("tokenizer", "train")
+    template = TEMPLATES.get(value_at((*train, "template"), draft.data) or TokenizerOptions.template)
+    if template is None or value_at(("tokenizer", "path"), draft.data) is not None:
+        return
+    decoded = value_at(("model", "decoder"), draft.data) is not None
+    values: dict[str, Any] = {}
+    if "mask" in needed and not set(ROLE_TOKENS["mask"]) & set(template.tokens):
+        values["template"] = "seq2seq" if decoded else "bert"
+    if "sentinels" in needed and not template.sentinels:
+        values["sentinels"] = TEMPLATES["t5"].sentinels
+    for key, value in values.items():
+        if not draft.origin_of((*train, key)).label.startswith("file "):
+            draft.assign(".".join((*train, key)), value, origin)
 
 
 def _set_pooling(draft: Draft, how: Any) -> None:
