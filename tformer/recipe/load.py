@@ -225,7 +225,7 @@ def _fit_to_objectives(draft: Draft, flags: Mapping[str, Any]) -> None:
         draft.assign("training.best_metric", "loss", origin)
 
 
-def _fit_tokenizer(draft: Draft, objectives: Sequence[type[Objective[Any]]], origin: Origin) -> None:
+def _fit_tokenizer(draft: Draft, objectives: Sequence[type[Objective]], origin: Origin) -> None:
     """Give a tokenizer that will be trained the special tokens of the objectives, where no file decides."""
     needed = {role for objective in objectives for role in objective.special_tokens}
     train = ("tokenizer", "train")
