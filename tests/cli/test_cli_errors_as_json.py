@@ -118,7 +118,6 @@ WRONG = [
     ("sweep --arch gpt --out new --vary optimizer.lr", "--vary: found 'optimizer.lr'"),
     ("sweep --arch gpt --out new --vary optimizer.lr=1,2 --vary optimizer.lr=3", "optimizer.lr is given twice"),
     ("sweep --arch gpt --out new --vary optimizer.lr=fast", "optimizer.lr: found the text 'fast'"),
-    ("sweep --arch gpt --out new --vary optimizer.lr=0.1 --eta 3", "--eta 3 has no effect without --halving"),
     ("sweep --arch gpt --out new --vary optimizer.lr=0.1 --evaluate test", "--evaluate: found 'test'"),
     ("generate LM --input rows.csv --text-column body", "no column 'body'"),
     ("generate LM --input rows.csv --output rows.csv", "--output rows.csv would replace what is read"),

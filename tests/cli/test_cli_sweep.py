@@ -41,15 +41,6 @@ def test_a_dry_run_as_json_has_each_command(tiny_recipe: Path, cli: Callable[...
     assert document["left_out"][0]["message"].startswith("model.decoder.num_heads: 3 heads")
 
 
-def test_a_dry_run_of_halving_states_rungs_and_budget(tiny_recipe: Path, cli: Callable[..., Any]) -> None:
-    words = ("sweep", "--config", tiny_recipe, "--vary", "optimizer.lr=1e-3,2e-3,3e-3,4e-3", "--draws", 3, "--halving")
-    shown = cli(*words, "--dry-run")
-    line = "successive halving, eta 3: 3 variants to step 4, 1 to 12; 20 steps, 56% of the 36 of the whole grid"
-    assert shown.code == 0 and line in shown.err and "4 trainings" in shown.err
-    [ladder] = json.loads(cli(*words, "--eta", 2, "--dry-run", "--json").out)["halving"]
-    assert (ladder["eta"], ladder["steps"], ladder["grid_steps"]) == (2, 3 * 6 + 6, 36)
-
-
 def test_seeds_and_steps_of_the_command_line_are_the_plans(
     tmp_path: Path, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

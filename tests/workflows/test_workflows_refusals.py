@@ -58,15 +58,6 @@ REFUSALS: list[tuple[Call, str]] = [
         ),
         "task bad: --arch: unknown arch 'nothing'",
     ),
-    (
-        grid({"schedule.warmup_steps": (1, 2, 3)}, {"training.max_epochs": 2}, halving=3),
-        "halving: found a training by epochs, expected one by steps\n--max-steps",
-    ),
-    (
-        grid({"training.max_steps": (4, 5, 6)}, halving=3),
-        "found trainings of 4 and of 6 steps, expected one number",
-    ),
-    (grid({"schedule.warmup_steps": (1, 2)}, halving=3), "found 2 variants, expected at least 3"),
     *(
         (lambda recipe, flag=flag: train_options([flag, "1"]), f"{flag}: a sweep sets this flag")  # type: ignore[misc]
         for flag in GIVEN_BY_THE_SWEEP

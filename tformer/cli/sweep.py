@@ -18,8 +18,6 @@ from tformer.training.options import TrainOptions
 if TYPE_CHECKING:
     from tformer.workflows.sweep.plan import Plan
 
-DEFAULT_ETA = 3
-
 WHAT, HOW, RUN = Panel("What is compared"), Panel("How it is trained"), Panel("Run")
 
 EPILOG = examples(
@@ -28,8 +26,6 @@ EPILOG = examples(
     "`tformer sweep --plan positions --out sweeps/positions --dry-run`",
     "`tformer sweep --arch bert --data train.tsv --vary model.*.norm.place,model.*.final_norm=[pre,true],[post,false] "
     "--vary optimizer.lr=1e-3,3e-4 --seeds 3 --out sweeps/norms`",
-    "`tformer sweep --arch bert --data train.tsv --halving --max-steps 900 --vary optimizer.lr=3e-2,1e-2,3e-3 "
-    "--vary model.encoder.dropout=0,0.1,0.2 --out sweeps/rates`",
     '`tformer sweep --arch gpt --vary model.decoder.dropout=0,0.1 --out sweeps/drop --evaluate "test=--data test.txt"`',
 )
 
@@ -94,29 +90,6 @@ class SweepOptions:
         int | None, HOW("--seeds", help="Number of trainings (random seeds) per variant.", default="1")
     ] = None
     max_steps: Annotated[int | None, HOW("--max-steps", help="Optimizer steps of each training.")] = None
-    draws: Annotated[
-        int | None,
-        HOW(
-            "--draws",
-            metavar="N",
-            help="Train N variants of the grid, drawn at random (fixed by the recipe's seed).",
-            rare=True,
-        ),
-    ] = None
-    halving: Annotated[
-        bool,
-        HOW(
-            "--halving",
-            help="Train all variants for a few steps, the best third for three times as many, and so on to all "
-            "steps (successive halving); the rungs and their budget are shown first.",
-        ),
-    ] = False
-    eta: Annotated[
-        int | None,
-        HOW(
-            "--eta", metavar="N", help="With --halving: one of N variants goes on at each rung.", default="3", rare=True
-        ),
-    ] = None
     skip_invalid: Annotated[bool, RUN("--skip-invalid", help="Skip variants whose recipe is invalid.", rare=True)] = (
         False
     )
@@ -124,13 +97,10 @@ class SweepOptions:
     as_json: Annotated[Json, RUN] = False
 
     def make_plan(self) -> Plan:
-        """The written plan, with --seeds, --max-steps, --draws and --halving; or the plan that the options describe."""
+        """The written plan, with --seeds and --max-steps; or the plan that the options describe."""
         from tformer.workflows.sweep.plan import plan_of_flags, read_plan
 
-        if self.eta is not None and not self.halving:
-            raise InputError(f"--eta {self.eta} has no effect without --halving", hint="add --halving")
-        halving = (self.eta or DEFAULT_ETA) if self.halving else None
-        asked = {"seeds": self.seeds, "max_steps": self.max_steps, "draws": self.draws, "halving": halving}
+        asked = {"seeds": self.seeds, "max_steps": self.max_steps}
         given: dict[str, Any] = {key: number for key, number in asked.items() if number is not None}
         task, train_words = self.task, [*flag_words(self.task.train), *self.train_flags]
         if self.plan is None:
@@ -147,10 +117,9 @@ def sweep(options: SweepOptions) -> None:
     """Train every variant of a recipe, and compare them in a table.
 
     Each training is a separate process and run under OUT/runs. OUT then holds table.md, table.tex (LaTeX), table.csv,
-    table.json, cells.csv and the plot curves.svg; with an axis data.fraction also learning-curve.html. With --halving
-    only the best variants are trained to their end. Running the same command again continues an interrupted sweep and
-    repeats trainings that failed, except those that diverged. The exit code is 1 where a training or its evaluation
-    failed; one that diverged is a result, unless all did.
+    table.json, cells.csv and the plot curves.svg; with an axis data.fraction also learning-curve.html. Running the
+    same command again continues an interrupted sweep and repeats trainings that failed, except those that diverged.
+    The exit code is 1 where a training or its evaluation failed; one that diverged is a result, unless all did.
     """
     plan = options.make_plan()
     check_flags(plan)
@@ -161,7 +130,6 @@ def sweep(options: SweepOptions) -> None:
 
         grid = resolve_plan(plan, skip_invalid=options.skip_invalid)
         show_notes([*grid.notes, *(f"left out: {result.cell}: {result.message}" for result in grid.invalid)])
-        show_notes([ladder.describe() for ladder in grid.ladders])
         if options.out is None or options.dry_run:
             list_trainings(grid, as_json=options.as_json)
         else:

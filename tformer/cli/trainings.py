@@ -27,12 +27,11 @@ def list_trainings(grid: Grid, *, as_json: bool) -> None:
             for cell in grid.cells
         ]
         left_out = [{"cell": result.cell, "message": result.message} for result in grid.invalid]
-        ladders = {"halving": [ladder.to_json() for ladder in grid.ladders]} if grid.ladders else {}
-        emit_json({"cells": cells, "left_out": left_out, **ladders})
+        emit_json({"cells": cells, "left_out": left_out})
         return
     for cell in grid.cells:
         emit("\t".join([cell.name, *(f"{key}={value}" for key, value in cell.variant.choices.items())]))
-    show_notes([f"{grid.trainings} trainings"])
+    show_notes([f"{len(grid.cells)} trainings"])
 
 
 def run(

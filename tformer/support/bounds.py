@@ -15,9 +15,8 @@ SEED = Bound(1, 2**63 - 1, "a seed has 64 bits")
 LEAST = {
     **dict.fromkeys(("batch_size", "seq_len", "max_length", "max_tokens", "vocab_size", "top", "keep", "last"), 1),
     **dict.fromkeys(("max_examples", "max_trials", "stop_at_step", "max_steps", "workers", "limit"), 1),
-    **dict.fromkeys(("seeds", "draws", "dimensions"), 1),
+    **dict.fromkeys(("seeds", "dimensions"), 1),
     **dict.fromkeys(("seed", "max_restarts"), 0),
-    "eta": 2,
 }
 """The least value of flags and keywords, other than settings of decoding; recipes have those of their schema."""
 

@@ -31,7 +31,6 @@ from tformer.training.options import TrainOptions
 from tformer.workers.launch import number_of_workers
 from tformer.workflows.sweep.cells import DONE, ONE_SLOT, OWN_RUN, Result, Slot
 from tformer.workflows.sweep.cells import RUNS as OF_CELLS
-from tformer.workflows.sweep.halving import Ladder
 from tformer.workflows.sweep.plan import Plan, plan_of_flags
 from tformer.workflows.sweep.run import require_success, resolve_plan, run_sweep, stored_plan
 from tformer.workflows.sweep.table import Column, Row, Table, show_count, show_metric
@@ -131,7 +130,7 @@ def slots_of(options: TrainOptions) -> Sequence[Slot]:
     return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in visible.split(",")[:number]]
 
 
-def fold_table(plan: Plan, results: Sequence[Result], ladders: Sequence[Ladder] = ()) -> Table:
+def fold_table(plan: Plan, results: Sequence[Result]) -> Table:
     """A row for each fold that is finished, and rows for mean, deviation and 95 % interval of the mean over the folds.
 
     A fold that failed says how. `summary` has the figures of each row by its name.

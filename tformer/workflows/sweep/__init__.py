@@ -2,7 +2,6 @@
 
 plan       tasks, axes, seeds and evaluations, from a file or from options
 grid       the plan's cells, one training each, with their resolved recipes
-halving    rungs of successive halving, and which variants go on
 cells      one cell: trained and evaluated in child processes, its result stored
 table      mean and standard deviation over seeds as Markdown, CSV, JSON and plots
 run        the whole sweep

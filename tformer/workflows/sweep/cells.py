@@ -30,13 +30,12 @@ from tformer.tasks import task_of
 from tformer.workers.work import ShouldStop
 from tformer.workflows.runs.summary import logged_in
 from tformer.workflows.sweep.grid import Cell
-from tformer.workflows.sweep.halving import Rung
 
 MAX_RESULT_BYTES = 16 << 20
 MAX_POINTS = 400
 """Most points of a stored curve; longer curves are thinned evenly."""
 
-DONE, TRAINED, DROPPED, DIVERGED, INVALID, REFUSED = "done", "trained", "dropped", "diverged", "left out", "refused"
+DONE, TRAINED, DIVERGED, INVALID, REFUSED = "done", "trained", "diverged", "left out", "refused"
 FINAL = (DONE, DIVERGED)
 """States that the same command would not change."""
 
@@ -47,9 +46,7 @@ NOT_METRICS = ("split", "step", "is_best")
 class Result:
     """The result of one training. Times in seconds, memory in bytes.
 
-    status: done, trained (evaluations are missing), dropped (it stopped at a rung of successive halving), left out (the
-    recipe refuses it), or how it failed.
-    rungs: of successive halving, (step, best value until there) of each that it reached.
+    status: done, trained (evaluations are missing), left out (the recipe refuses it), or how it failed.
     metric: the recipe's best_metric; best: its best value over the validations, at `best_step`; validation: all metrics
     of that validation. evaluate: for each label all figures, and under `value` the one that the table shows.
     """
@@ -74,14 +71,13 @@ class Result:
     peak_memory_bytes: int | None = None
     peak_device_bytes: int | None = None
     evaluate: dict[str, dict[str, Any]] = field(default_factory=dict)
-    rungs: list[tuple[int, float]] = field(default_factory=list)
     curve: list[list[float]] = field(default_factory=list)
     training_curve: list[list[float]] = field(default_factory=list)
 
     @property
     def failed(self) -> bool:
-        """Whether the training or an evaluation of it failed. One that diverged, was dropped or left out did not."""
-        ended = (DONE, TRAINED, DROPPED, DIVERGED, INVALID)
+        """Whether the training or an evaluation of it failed. One that diverged or was left out did not."""
+        ended = (DONE, TRAINED, DIVERGED, INVALID)
         return self.status not in ended or any("failure" in entry for entry in self.evaluate.values())
 
     def save(self, path: Path) -> None:
@@ -216,19 +212,16 @@ class Sweeper:
     def log(self, cell: Cell) -> Path:
         return self.out / CELLS / f"{cell.name}.log"
 
-    def finished(self, cell: Cell, rung: Rung | None = None) -> Result | None:
-        """The stored result of a cell that needs no more work, or none for this rung."""
+    def finished(self, cell: Cell) -> Result | None:
+        """The stored result of a cell that needs no more work."""
         result = load_result(self._file(cell))
-        if result is None:
-            return None
-        reached = rung is not None and not rung.last and rung.steps in dict(result.rungs)
-        if not reached and result.status not in FINAL:
+        if result is None or result.status not in FINAL:
             return None
         self._remember_tokenizer(cell)
         return result
 
-    def run(self, cell: Cell, rung: Rung | None = None) -> Result:
-        """Train and evaluate what is left of the cell; up to a rung that is not the last: train only.
+    def run(self, cell: Cell) -> Result:
+        """Train and evaluate what is left of the cell.
 
         Raises Stopped once it has saved; StorageError and RunInUseError, which would end every cell.
         """
@@ -237,7 +230,7 @@ class Sweeper:
         if result is not None and result.status == TRAINED:
             self._remember_tokenizer(cell)
         else:
-            result = self._train(cell, rung, [] if result is None else result.rungs)
+            result = self._train(cell)
             result.save(file)
         if result.status == TRAINED:
             for label, flags in cell.variant.task.evaluate.items():
@@ -248,19 +241,16 @@ class Sweeper:
             result.save(file)
         return result
 
-    def _train(self, cell: Cell, rung: Rung | None, rungs: list[tuple[int, float]]) -> Result:
-        """Train the cell, to the step of a rung; `rungs`: that it reached before."""
+    def _train(self, cell: Cell) -> Result:
         run, key = self.out / RUNS / cell.name, tokenizer_key(cell)
         words = ["train", *train_words(cell)]
         if key is not None:
             words += self.tokenizers.get(key, [])
-        if rung is not None and not rung.last:
-            words += ["--stop-at-step", str(rung.steps)]
         words += ["--out", str(run), "--json"]
         if (run / "recipe.yaml").is_file():
             words.append("--resume")
         ended = self._child(words, cell)
-        status, message = _outcome(ended, TRAINED if rung is None or rung.last else DROPPED)
+        status, message = _outcome(ended, TRAINED)
         self._remember_tokenizer(cell)
         result = Result(
             cell=cell.name,
@@ -272,7 +262,6 @@ class Sweeper:
             message=message,
             metric=cell.recipe.training.best_metric,
             peak_memory_bytes=ended.peak_bytes,
-            rungs=list(rungs),
         )
         if run.is_dir():
             read_run(result, run)
@@ -280,8 +269,6 @@ class Sweeper:
             summary = json.loads(ended.out)
             result.parameters, result.flops_per_token = summary["parameters"], summary["flops_per_token"]
             result.peak_device_bytes = summary["peak_device_bytes"]
-            if rung is not None and result.best is not None:
-                result.rungs.append((rung.steps, result.best))
         return result
 
     def _evaluate(self, cell: Cell, flags: tuple[str, ...]) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -86,29 +86,19 @@ def axes_of(task: Task) -> tuple[Axis, ...]:
     return tuple(axes)
 
 
-def number_of_variants(task: Task, draws: int | None) -> int:
-    """The number of combinations of the axes' values, or of those that are drawn."""
-    total = math.prod(map(len, task.vary.values()))
-    return total if draws is None else min(draws, total)
-
-
-def variants_of(
-    task: Task, *, recipe: Mapping[str, Any], prefix: str, draws: int | None = None, seed: int = 0
-) -> list[Variant]:
-    """Every combination of the axes' values, the last axis fastest; or `draws` different ones, drawn at random.
+def variants_of(task: Task, *, recipe: Mapping[str, Any], prefix: str) -> list[Variant]:
+    """Every combination of the axes' values, the last axis fastest.
 
     recipe: the task's, as plain data: `*` in a key stands for its stacks.
     prefix: of the slugs.
     """
     axes = axes_of(task)
     variants: list[Variant] = []
-    total, count = number_of_variants(task, None), number_of_variants(task, draws)
-    chosen = range(total) if count == total else sorted(random.Random(seed).sample(range(total), count))
-    for number in chosen:
+    for combination in product(*(axis.values for axis in axes)):
         sets: list[str] = []
         choices: dict[str, str] = {}
         words = [prefix]
-        for axis, row in zip(axes, _combination(axes, number), strict=True):
+        for axis, row in zip(axes, combination, strict=True):
             for key, value in zip(axis.keys, row, strict=True):
                 sets += [f"{place}={as_text(value)}" for place in expand_key(key, recipe)]
             shown = " + ".join(_shown(value) for value in row[: axis.label.count(" + ") + 1])
@@ -118,15 +108,6 @@ def variants_of(
         slug = _slug(words, taken={variant.slug for variant in variants})
         variants.append(Variant(task, slug, choices, tuple(sets)))
     return variants
-
-
-def _combination(axes: Sequence[Axis], number: int) -> list[tuple[Any, ...]]:
-    """A row of each axis: the combination with this number, the last axis fastest."""
-    rows = []
-    for axis in reversed(axes):
-        number, index = divmod(number, len(axis.values))
-        rows.append(axis.values[index])
-    return rows[::-1]
 
 
 def expand_key(key: str, recipe: Mapping[str, Any]) -> list[str]:
@@ -187,7 +168,7 @@ OWN_FLAGS = (
 OWN_HINTS = {
     "--seed": "--seeds N, or --set seed=S for the first",
     "--out": "--out of the sweep",
-    "--stop-at-step": "--halving",
+    "--stop-at-step": "--max-steps N",
 }
 
 

@@ -5,7 +5,6 @@ A written plan is YAML, read as strictly as a recipe:
     name: positions
     seeds: 3
     max_steps: 2000
-    halving: 3                                     # a third of the variants goes on at each rung
     tasks:
       - name: characters
         arch: gpt                                  # or config: FILE
@@ -100,8 +99,6 @@ class Plan(Section):
     name: Name = "sweep"
     seeds: Positive = 1
     max_steps: Positive | None = None
-    draws: Positive | None = None  # train this many variants of each task, drawn at random; null: all
-    halving: Annotated[int, Field(ge=2)] | None = None  # successive halving with this eta; null: train all to their end
     tasks: tuple[Task, ...]
 
     @model_validator(mode="after")

@@ -6,10 +6,11 @@ OUT/sweep.json holds the plan of the folder: a later call continues that plan an
 from __future__ import annotations
 
 import json
+import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from tformer.checkpoint.run import LOCK_NAME, RunLock
-from tformer.metrics import lower_is_better
 from tformer.recipe import recipe_to_data
 from tformer.support.errors import InputError, Interrupted, TformerError
 from tformer.support.files import make_folders, read_object, remove_tree, write_text
@@ -31,20 +31,18 @@ from tformer.workflows.sweep.grid import (
     all_sets,
     check_model,
     eval_every_for_a_curve,
-    number_of_variants,
     start_of,
     variants_of,
 )
-from tformer.workflows.sweep.halving import Ladder, Rung, best_variants, rungs_of
 from tformer.workflows.sweep.pictures import draw
-from tformer.workflows.sweep.plan import Plan, Task
+from tformer.workflows.sweep.plan import Plan
 from tformer.workflows.sweep.table import Table, ended_line, make_table, write_tables
 
 PLAN_FILE = "sweep.json"
 MAX_PLAN_BYTES = 1 << 20
 MAX_TRAININGS = 10_000
 
-Tabulate = Callable[[Plan, Sequence[Result], Sequence[Ladder]], Table]
+Tabulate = Callable[[Plan, Sequence[Result]], Table]
 
 
 @dataclass(frozen=True)
@@ -52,19 +50,12 @@ class Grid:
     """The resolved cells of a plan in order of their training, and results of cells that their recipe refuses.
 
     order: names of all cells in the order of the table's rows, then of the seeds.
-    ladders: of successive halving, one of each task.
     """
 
     cells: tuple[Cell, ...]
     invalid: tuple[Result, ...]
     order: tuple[str, ...]
     notes: tuple[str, ...]
-    ladders: tuple[Ladder, ...] = ()
-
-    @property
-    def trainings(self) -> int:
-        """Number of trainings, with halving each to one rung."""
-        return sum(ladder.trainings for ladder in self.ladders) if self.ladders else len(self.cells)
 
 
 def resolve_plan(plan: Plan, *, skip_invalid: bool = False) -> Grid:
@@ -73,7 +64,7 @@ def resolve_plan(plan: Plan, *, skip_invalid: bool = False) -> Grid:
     Raises InputError for the first cell that its recipe refuses (skip_invalid: such cells are left out), for a task
     that is wrong without its axes, and when no cell is left or too many are asked for.
     """
-    total = plan.seeds * sum(number_of_variants(task, plan.draws) for task in plan.tasks)
+    total = plan.seeds * sum(math.prod(map(len, task.vary.values())) for task in plan.tasks)
     if total > MAX_TRAININGS:
         raise InputError(f"axes and seeds give {total:,} trainings, expected at most {MAX_TRAININGS:,}")
     cells: list[Cell] = []
@@ -88,7 +79,7 @@ def resolve_plan(plan: Plan, *, skip_invalid: bool = False) -> Grid:
             raise InputError(f"{place}{error.message}", hint=error.hint) from None
         notes |= dict.fromkeys(base.notes)
         first, prefix = base.recipe.seed, task.name if place else ""
-        variants = variants_of(task, recipe=recipe_to_data(base.recipe), prefix=prefix, draws=plan.draws, seed=first)
+        variants = variants_of(task, recipe=recipe_to_data(base.recipe), prefix=prefix)
         seeds = range(first, first + plan.seeds)
         order += [variant.cell_name(seed) for variant in variants for seed in seeds]
         for seed, variant in product(seeds, variants):  # all variants with the first seed, then all with the second
@@ -113,30 +104,7 @@ def resolve_plan(plan: Plan, *, skip_invalid: bool = False) -> Grid:
             cells.append(Cell(variant, seed, start.recipe, sets))
     if not cells:
         raise InputError(f"no variant is left: {invalid[0].cell}: {invalid[0].message}")
-    ladders = [] if plan.halving is None else [_ladder(plan, plan.halving, task, cells) for task in plan.tasks]
-    return Grid(tuple(cells), tuple(invalid), tuple(order), tuple(notes), tuple(ladders))
-
-
-def _ladder(plan: Plan, eta: int, task: Task, cells: Sequence[Cell]) -> Ladder:
-    """The rungs of a task. Raises InputError where its variants do not train for one known number of steps."""
-    own = [cell for cell in cells if cell.variant.task.name == task.name]
-    variants, trainings = len({cell.variant.slug for cell in own}), [cell.recipe.training for cell in own]
-    steps = sorted({training.max_steps for training in trainings})
-
-    def refusal(found: str, hint: str) -> InputError:
-        return InputError(f"{plan.place_of(task)}halving: found {found}", hint=hint)
-
-    if any(training.max_epochs is not None for training in trainings):
-        raise refusal("a training by epochs, expected one by steps", "--max-steps N says how many")
-    if any(training.max_minutes is not None for training in trainings):
-        raise refusal("a limit of minutes, expected one of steps", "leave --max-minutes out")
-    if len(steps) > 1:
-        found = f"trainings of {steps[0]:,} and of {steps[-1]:,} steps, expected one number"
-        raise refusal(found, "--max-steps N, and no axis over training.max_steps")
-    if variants < eta:
-        found = f"{plural(variants, 'variant')}, expected at least {eta}"
-        raise refusal(found, "fewer are trained as fast without --halving")
-    return Ladder(task.name, eta, plan.seeds, rungs_of(variants, max_steps=steps[0], eta=eta))
+    return Grid(tuple(cells), tuple(invalid), tuple(order), tuple(notes))
 
 
 def run_sweep(
@@ -167,43 +135,36 @@ def run_sweep(
         together = Together(work.should_stop)
         sweepers = [Sweeper(out, together.should_stop, slot) for slot in slots]
         found = {result.cell: result for result in grid.invalid}
-        number, done, total = 0, 0, grid.trainings
+        number, done, total = 0, 0, len(grid.cells)
+        finished = {cell.name: sweepers[0].finished(cell) for cell in grid.cells}
 
-        def train(cells: Sequence[Cell], rung: Rung | None = None) -> None:
-            finished = {cell.name: sweepers[0].finished(cell, rung) for cell in cells}
-
-            def train_one(cell: Cell, sweeper: Sweeper) -> None:
-                nonlocal number, done
-                with together.lock:
-                    number, result, began = number + 1, finished[cell.name], time.monotonic()
-                    own, seconds = number, None
-                    if result is None:
-                        begins(cell.name, f"{own} of {total}  {cell.name}  (its log: {sweeper.log(cell)})")
+        def train(cell: Cell, sweeper: Sweeper) -> None:
+            nonlocal number, done
+            with together.lock:
+                number, result, began = number + 1, finished[cell.name], time.monotonic()
+                own, seconds = number, None
                 if result is None:
-                    result, seconds = sweeper.run(cell, rung), time.monotonic() - began
-                with together.lock:
-                    ended(result, ended_line(result, own, total, seconds))
-                    done += 1
-                    first = not any(other.task == result.task for other in found.values())
-                    if result.status == REFUSED and first and not tolerant:
-                        is_sweep = tabulate is make_table  # folds have no such option
-                        hint = "--skip-invalid goes on with the others" if is_sweep else None
-                        raise InputError(f"{result.cell}: {result.message}", hint=hint)
-                    found[cell.name] = result
-                    write()
-
-            together.each(cells, train_one, sweepers)
+                    begins(cell.name, f"{own} of {total}  {cell.name}  (its log: {sweeper.log(cell)})")
+            if result is None:
+                result, seconds = sweeper.run(cell), time.monotonic() - began
+            with together.lock:
+                ended(result, ended_line(result, own, total, seconds))
+                done += 1
+                first = not any(other.task == result.task for other in found.values())
+                if result.status == REFUSED and first and not tolerant:
+                    is_sweep = tabulate is make_table  # folds have no such option
+                    hint = "--skip-invalid goes on with the others" if is_sweep else None
+                    raise InputError(f"{result.cell}: {result.message}", hint=hint)
+                found[cell.name] = result
+                write()
 
         def write() -> tuple[Table, list[Result]]:
             results = sorted(found.values(), key=lambda result: grid.order.index(result.cell))
-            table = tabulate(plan, results, grid.ladders)
+            table = tabulate(plan, results)
             write_tables(plan, table, results, out)
             return table, results
 
-        if not grid.ladders:
-            train(grid.cells)
-        for ladder in grid.ladders:
-            _climb(ladder, grid.cells, found, train)
+        together.each(grid.cells, train, sweepers)
         table, results = write()
         draw(plan, results, out)  # only now, as it takes a second
         return table, results
@@ -270,24 +231,6 @@ class Together:
                 raise
         for error in sorted(filter(None, errors), key=lambda error: isinstance(error, Stopped)):
             raise error
-
-
-def _climb(
-    ladder: Ladder, cells: Sequence[Cell], found: Mapping[str, Result], train: Callable[[Sequence[Cell], Rung], None]
-) -> None:
-    """Train the variants of a task rung by rung, the best of each going on to the next. found: results so far."""
-    own = [cell for cell in cells if cell.variant.task.name == ladder.task]
-    for rung, above in zip(ladder.rungs, (*ladder.rungs[1:], None), strict=True):
-        train(own, rung)
-        if above is not None:
-            scores: dict[str, list[float | None]] = {}
-            for cell in own:
-                result = found[cell.name]
-                value = dict(result.rungs).get(rung.steps)
-                score = None if value is None else lower_is_better(result.metric, value)
-                scores.setdefault(cell.variant.slug, []).append(score)
-            best = best_variants(scores, above.variants)
-            own = [cell for cell in own if cell.variant.slug in best]
 
 
 def stored_plan(out: Path) -> dict[str, Any] | None:

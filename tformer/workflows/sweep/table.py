@@ -13,9 +13,8 @@ from tformer.metrics import lower_is_better
 from tformer.metrics.statistics import Stat
 from tformer.support.files import write_text
 from tformer.support.formatting import amount, csv_text, finite_number, json_text, mebibytes, minutes_and_seconds
-from tformer.workflows.sweep.cells import DONE, DROPPED, TRAINED, Result
+from tformer.workflows.sweep.cells import DONE, TRAINED, Result
 from tformer.workflows.sweep.grid import axes_of
-from tformer.workflows.sweep.halving import Ladder
 from tformer.workflows.sweep.plan import Plan
 
 TWO_DECIMALS = frozenset({"bleu", "chrf"})
@@ -53,7 +52,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows in the order of the plan. labels: of the axes; ladders: of successive halving; about: a sentence on it.
+    """Rows in the order of the plan. labels: of the axes; about: a sentence on it.
 
     summary: what table.json has beside the rows.
     """
@@ -62,7 +61,6 @@ class Table:
     labels: tuple[str, ...]
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    ladders: tuple[Ladder, ...] = ()
     summary: dict[str, Any] = field(default_factory=dict)
     about: str = ""
 
@@ -86,8 +84,8 @@ class Table:
         return {number for number, column in enumerate(self.columns, first) if self._is_best(row, column)}
 
     def remarks(self) -> list[str]:
-        """Sentences about successive halving, about the table, and about what the marks mean, if there are rivals."""
-        remarks = [*(ladder.describe() for ladder in self.ladders), *filter(None, [self.about])]
+        """Sentences about the table, and about what the marks mean, if there are rivals."""
+        remarks = [self.about] if self.about else []
         judged = [column for column in self.columns if column.judged]
         rivals = [found for row in self.rows for column in judged if len(found := self._rivals(row, column)) > 1]
         if not rivals:
@@ -131,8 +129,8 @@ COSTS = (
 )
 
 
-def make_table(plan: Plan, results: Sequence[Result], ladders: Sequence[Ladder] = ()) -> Table:
-    """The table of the results so far, which are in the order of the rows; with a column for each rung."""
+def make_table(plan: Plan, results: Sequence[Result]) -> Table:
+    """The table of the results so far, which are in the order of the rows."""
     groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[Result]] = {}
     for result in results:
         groups.setdefault((result.task, tuple(result.choices.items())), []).append(result)
@@ -141,23 +139,19 @@ def make_table(plan: Plan, results: Sequence[Result], ladders: Sequence[Ladder] 
     metrics = dict.fromkeys(result.metric for result in results)
     evaluations = dict.fromkeys(label for task in plan.tasks for label in task.evaluate)
     columns = [column for column in COSTS if any(column.key in row.stats for row in rows)]
-    steps = sorted({rung.steps for ladder in ladders for rung in ladder.rungs})
-    columns += [Column(f"rung.{step}", f"{' or '.join(metrics)} at step {step:,}", show_metric) for step in steps]
     columns += [Column(f"valid.{metric}", metric, show_metric, judged=True) for metric in metrics]
     columns += [Column(f"evaluate.{label}", label, show_metric, judged=True) for label in evaluations]
-    return Table(plan.name, labels, tuple(columns), rows, tuple(ladders))
+    return Table(plan.name, labels, tuple(columns), rows)
 
 
 def _row(task: str, choices: dict[str, str], results: Sequence[Result]) -> Row:
     good = [result for result in results if result.status in (DONE, TRAINED)]
-    kept = [result for result in results if result in good or result.status == DROPPED]
     values: dict[str, list[float]] = {}
     metrics: dict[str, str] = {}
     refused: dict[str, str] = {}
-    for result in kept:
+    for result in good:
         for key, value in measures(result):
             values.setdefault(key, []).append(value)
-        metrics |= {f"rung.{step}": result.metric for step, _ in result.rungs}
         for label, entry in result.evaluate.items():
             if "failure" in entry:
                 refused[f"evaluate.{label}"] = entry["failure"]
@@ -176,10 +170,6 @@ def measures(result: Result) -> Iterator[tuple[str, float]]:
         value = getattr(result, column.key)
         if value is not None:
             yield column.key, float(value)
-    for step, value in result.rungs:
-        yield f"rung.{step}", float(value)
-    if result.status == DROPPED:  # its best value is that of fewer steps than other rows have
-        return
     if result.best is not None:
         yield f"valid.{result.metric}", float(result.best)
     for key, value in result.validation.items():
@@ -215,7 +205,7 @@ def show_metric(value: float, metric: str) -> str:
 
 def ended_line(result: Result, number: int, total: int, seconds: float | None) -> str:
     """One line about a training that has ended; seconds: None: it was finished before."""
-    if result.best is not None and result.status in (DONE, DROPPED):
+    if result.best is not None and result.status == DONE:
         text = f"{result.metric} {show_metric(result.best, result.metric)} at step {result.best_step}"
     else:
         text = ": ".join(part for part in (result.status, result.message) if part)
@@ -236,7 +226,7 @@ def write_tables(plan: Plan, table: Table, results: Sequence[Result], out: Path)
     write_text(out / "table.tex", latex(table))
     variants = []
     for row in table.rows:
-        failed = sum(count for word, count in row.failures.items() if word != DROPPED)
+        failed = sum(row.failures.values())
         cells: dict[str, Any] = {"task": row.task, **{label: row.choices.get(label, "") for label in table.labels}}
         cells |= {"seeds": row.seeds, "failed": failed, "failures": ", ".join(row.failures)}
         for key, stat in row.stats.items():
@@ -301,9 +291,8 @@ def document(plan: Plan, table: Table, results: Sequence[Result]) -> dict[str, A
     """The JSON document of `--json`: everything but the curves."""
     cells = [{key: value for key, value in asdict(result).items() if key not in CURVES} for result in results]
     rows = [asdict(row) | {"text": dict(zip(table.headings, table.cells(row), strict=True))} for row in table.rows]
-    halving = {"halving": [ladder.to_json() for ladder in table.ladders]} if table.ladders else {}
     axes = list(table.labels)
-    shown = {"name": plan.name, "axes": axes, "columns": table.headings, **halving, **table.summary}
+    shown = {"name": plan.name, "axes": axes, "columns": table.headings, **table.summary}
     return {**shown, "rows": rows, "cells": cells}
 
 
