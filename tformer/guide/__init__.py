@@ -21,7 +21,7 @@ TOPICS = {
     "serving": "models over HTTP: OpenAI's API, endpoints, errors, limits",
     "inside": "cost, shapes, tokens, attention, loss, lens, circuits, taps",
     "recipe": "recipes, presets, variants, optimizers, schedules",
-    "commands": "what the help of each command cannot say; words",
+    "commands": "what commands share, import, export, evaluate; words",
     "troubleshooting": "a message or symptom, and what to do",
     "results": "measured quality and speed, variants compared",
     "security": "what is read, sent and kept; how to report a vulnerability",
