@@ -1,4 +1,4 @@
-"""The table of tests/faults/README.md names a test of each of the 72 cases and each further class, and they exist."""
+"""tests/faults/cases.txt names a test of each of the 72 cases and each further class, and they exist."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-TABLES = (Path(__file__).parent / "README.md").read_text().split("\n## ")[1:]
-ROW = re.compile(r"^\| (?!-|class|\|)(.+) \|$", re.M)
-NAME = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
+CASES = [case.splitlines() for case in (Path(__file__).parent / "cases.txt").read_text().split("\n\n")]
 
 
 @cache
@@ -19,15 +17,15 @@ def names_in(path: str) -> set[str]:
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
 
 
-def test_every_case_from_1_to_72_has_a_row_and_every_row_a_test() -> None:
-    cases, classes = ([match[1].split(" | ") for match in ROW.finditer(table)] for table in TABLES)
-    assert [row[0] for row in cases] == [str(number) for number in range(1, 73)]
-    assert len(classes) >= 18
-    for row in [*cases, *classes]:
-        assert NAME.search(row[-1]), row
+def test_every_case_from_1_to_72_and_each_further_class_names_its_tests() -> None:
+    numbers = [match[1] for title, *_ in CASES if (match := re.match(r"(\d+)\. ", title))]
+    assert numbers == [str(number) for number in range(1, 73)]
+    assert len(CASES) - len(numbers) >= 18
+    for title, *tests in CASES:
+        assert tests and all(re.fullmatch(r"  [\w/]+\.py::test_\w+", test) for test in tests), title
 
 
 def test_every_named_test_exists() -> None:
-    named = [match for table in TABLES for match in NAME.findall(table)]
+    named = [test.strip().split("::") for _, *tests in CASES for test in tests]
     assert len(named) > 120
     assert [f"{path}::{name}" for path, name in named if name not in names_in(path)] == []
