@@ -17,6 +17,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tformer.kernels.library import find_compiler
 from tformer.recipe import sizes
 from tformer.support.processes import available_cores
 
@@ -52,7 +53,15 @@ generation: {max_new_tokens: 20}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let each process of pytest-xdist begin with consecutive tests, so that few fixtures are made in two of them."""
+    """Let each process of pytest-xdist begin with consecutive tests, so that few fixtures are made in two of them.
+
+    Kernels are compiled once for all processes and runs: by `tests/keeping_cc.py`.
+    """
+    kept, compiler = config.rootpath / ".pytest_cache" / "kernels", Path(__file__).with_name("keeping_cc.py")
+    if find_compiler() is not None and os.environ.get("CC") != str(compiler):
+        kept.mkdir(parents=True, exist_ok=True)
+        os.environ |= {"TFORMER_TEST_CC": os.environ.get("CC", ""), "TFORMER_KEPT_LIBRARIES": str(kept)}
+        os.environ["CC"] = str(compiler)
     if config.getoption("dist", "no") == "load":
         config.option.dist = "worksteal"
 

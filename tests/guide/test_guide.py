@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.test_documents import anchors
+from tests.lint.test_documents import anchors
 from tformer import guide
 from tformer.guide import (
     FOLDER,

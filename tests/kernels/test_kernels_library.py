@@ -71,6 +71,24 @@ def test_it_is_built_once_and_for_its_user_alone(tmp_path: Path, monkeypatch: py
     assert library.load() is not None
 
 
+def test_the_compiler_of_the_tests_compiles_each_command_and_source_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls, source = tmp_path / "cc", tmp_path / "calls", tmp_path / "sources" / "one.c"
+    real.write_text(f'#!/bin/sh\necho >> {calls}\nwhile [ "$1" != -o ]; do shift; done\ndate +%N > "$2"\n')
+    real.chmod(0o755)
+    source.parent.mkdir()
+    monkeypatch.setenv("TFORMER_TEST_CC", str(real))
+    monkeypatch.setenv("TFORMER_KEPT_LIBRARIES", str(tmp_path))
+    made = []
+    for text, flag in (("int a;", "-O1"), ("int a;", "-O1"), ("int a;", "-O2"), ("int b;", "-O2"), ("int a;", "-O1")):
+        source.write_text(text)
+        words = [flag, "-shared", str(source), "-o", str(tmp_path / "made.so")]
+        subprocess.run([Path(__file__).parents[1] / "keeping_cc.py", *words], check=True)
+        made.append((tmp_path / "made.so").read_text())
+    assert made[0] == made[1] == made[4] and len(set(made)) == 3 == calls.read_text().count("\n")
+
+
 @pytest.mark.usefixtures("quick_build")
 @pytest.mark.parametrize("loosened", ["folder", "file"])
 def test_what_others_can_write_is_not_loaded(loosened: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from tformer.cli.app import COMMANDS
 from tformer.guide import split_sections
 from tformer.objectives import OBJECTIVES
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 HIDDEN = {".venv", "venv", "build", "dist", "runs", "node_modules"}
 DOCUMENTS = sorted(
     path for path in ROOT.rglob("*.md") if not HIDDEN & set(path.parts) and not path.parent.name.startswith(".")

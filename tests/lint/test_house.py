@@ -7,7 +7,7 @@ import re
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "tformer"
 
 # Packages from top to bottom. A package may import those of later rows only, and itself.
