@@ -32,7 +32,7 @@ def names(requirements: list[str]) -> set[str]:
 def test_dependencies_are_those_agreed_and_bounded() -> None:
     assert names(PROJECT["dependencies"]) == {
         "torch", "numpy", "typer", "rich", "tokenizers", "safetensors", "pyyaml", "pydantic", "matplotlib",
-        "sacrebleu", "pillow", "sentencepiece", "markdown-it-py", "jinja2",
+        "sacrebleu", "pillow", "sentencepiece", "jinja2",
     }  # fmt: skip
     assert "torch>=2.11,<2.14" in PROJECT["dependencies"]
     for requirement in PROJECT["dependencies"]:

@@ -1,4 +1,4 @@
-"""`tformer guide`: the user guide in the terminal, and as pages."""
+"""`tformer guide`: the user guide in the terminal."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import difflib
 import sys
 import textwrap
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from tformer.cli.command import examples, takes_options
-from tformer.cli.report import emit, emit_json, emit_lines, report_result, show_notes, spinner, terminal_width
+from tformer.cli.report import emit, emit_json, emit_lines, show_notes, spinner, terminal_width
 from tformer.guide import TOPICS, Section, find, sections, with_commands, with_subsections
 from tformer.support.errors import InputError
 from tformer.support.formatting import aligned
-from tformer.support.options import Json, argument, option
+from tformer.support.options import Json, argument
 
-EPILOG = examples("`tformer guide`", "`tformer guide early stopping`", "`tformer guide --html guide`")
+EPILOG = examples("`tformer guide`", "`tformer guide early stopping`")
 
 MAX_COLUMNS = 100
 """Of text on a wide terminal."""
@@ -30,9 +29,6 @@ class GuideOptions:
     words: Annotated[
         tuple[str, ...], argument("[TOPIC]", help="A topic, or words to look for in headings and texts.")
     ] = ()
-    html: Annotated[
-        Path | None, option("--html", metavar="DIR", help="Write the whole guide as pages, with search, for a browser.")
-    ] = None
     as_json: Json = False
 
 
@@ -41,19 +37,9 @@ def guide(options: GuideOptions) -> None:
     """Show the user guide, by topic, or the list of topics.
 
     Words that are no topic are looked for in the headings, then in the texts: a single match is shown, several are
-    listed with the command that shows each. On a terminal the text is laid out; a pipe gets its Markdown. The pages of
-    --html need no network.
+    listed with the command that shows each. On a terminal the text is laid out; a pipe gets its Markdown.
     """
     words = " ".join(options.words)
-    if options.html is not None:
-        if words:
-            raise InputError(f"--html writes every topic: leave out '{words}'")
-        from tformer.viz.guide import write_site
-
-        pages = write_site(options.html)
-        document = {"path": str(options.html), "pages": pages} if options.as_json else None
-        report_result([f"{len(pages)} pages: open {pages[0]} in a browser"], options.html, document)
-        return
     if not words:
         _list_topics(as_json=options.as_json)
         return
@@ -79,7 +65,7 @@ def _list_topics(*, as_json: bool) -> None:
         emit_json(TOPICS)
         return
     _emit_columns(list(TOPICS.items()))
-    ways = ("TOPIC: shows it", "WORDS: finds the section", "--html DIR: all as pages")
+    ways = ("TOPIC: shows it", "WORDS: finds the section")
     show_notes([f"tformer guide {way}" for way in ways], dim=True)
 
 

@@ -1,14 +1,14 @@
 """The user guide: one Markdown file a topic, in the wheel. Its topics, sections, links and search.
 
-`tformer guide` shows it in a terminal, `tformer.viz.guide` writes it as pages. A topic is a row of TOPICS and a file of
-that name; its first heading is the title.
+`tformer guide` shows it in a terminal. A topic is a row of TOPICS and a file of that name; its first heading is the
+title.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -137,31 +137,21 @@ def place_of(link: str, topic: str) -> tuple[str, str] | None:
     return (target, anchor) if target in TOPICS else None
 
 
-def rewrite_links(text: str, topic: str, rewrite: Callable[[str, str, str], str]) -> str:
-    """The Markdown of a topic with every link into the guide replaced by `rewrite(text, topic, anchor)`.
+def with_commands(section: Section) -> str:
+    """The Markdown of a section with those below it, where links name the command that shows their target.
 
-    A link to another file becomes its text and the path in the source tree; code, pictures and web addresses stay.
+    A link to another file becomes its text and the path in the source tree; code and web addresses stay. A picture
+    becomes its description: rich would draw over the words of a paragraph that follow one.
     """
 
     def replaced(match: re.Match[str]) -> str:
         is_picture, shown, link = match.groups()
         if is_picture or "://" in link:
             return match[0]
-        place = place_of(link, topic)
         path = posixpath.normpath(posixpath.join("tformer/guide", link.partition("#")[0]))
-        return rewrite(shown, *place) if place else f"{shown} (`{path}`)"
+        if place := place_of(link, section.topic):
+            path = " ".join(filter(None, ("tformer guide", *place)))
+        return f"{shown} (`{path}`)"
 
-    return "".join(part if index % 2 else LINK.sub(replaced, part) for index, part in enumerate(CODE.split(text)))
-
-
-def with_commands(section: Section) -> str:
-    """The Markdown of a section with those below it, where links name the command that shows their target.
-
-    A picture becomes its description: rich would draw over the words of a paragraph that follow one.
-    """
-
-    def named(shown: str, topic: str, anchor: str) -> str:
-        return f"{shown} (`{' '.join(filter(None, ('tformer guide', topic, anchor)))}`)"
-
-    text = rewrite_links(with_subsections(section), section.topic, named)
-    return PICTURE.sub(r"*Picture: \1.*", text)
+    parts = enumerate(CODE.split(with_subsections(section)))
+    return PICTURE.sub(r"*Picture: \1.*", "".join(part if n % 2 else LINK.sub(replaced, part) for n, part in parts))

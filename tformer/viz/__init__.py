@@ -6,7 +6,6 @@ terminal              plots as terminal text
 picture               plots as one output in any format
 page, assets/         HTML pages: style, state in the URL, heat maps, lines, tables; no network; tensor shapes
                       (`inspect --shapes`)
-guide                 the user guide as pages (`guide --html`)
 output                output format and file
 pe/                   positional encodings (`viz-pe`)
 attention/            attention weights (`viz-attention`)
