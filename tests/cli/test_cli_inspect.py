@@ -39,8 +39,6 @@ def test_json_is_one_document(cli: Cli) -> None:
     shapes = json.loads(cli("inspect", "--arch", "gpt", "--preset", "small", "--shapes", "--json").out)
     logits = [step for part in shapes["sections"] for step in part["steps"] if step["name"] == "logits"]
     assert [(step["shape"], step["symbols"]) for step in logits] == [([1, 8, 50257], ["B", "T", "V"])]
-    drawn = json.loads(cli("inspect", "--arch", "gpt", "--preset", "small", "--draw", "mermaid", "--json").out)
-    assert {edge["kind"] for edge in drawn["edges"]} == {"flow", "residual", "tied"}
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])
@@ -67,9 +65,8 @@ def test_amounts_have_three_digits() -> None:
 
 
 def test_files_by_suffix(cli: Cli, tmp_path: Path) -> None:
-    for name, start in (("x.mmd", "flowchart BT"), ("x.txt", "gpt/tiny: ")):
-        outcome = cli("inspect", "--arch", "gpt", "--preset", "tiny", "-o", tmp_path / name)
-        assert outcome.code == 0 and outcome.out == "" and (tmp_path / name).read_text().startswith(start)
+    outcome = cli("inspect", "--arch", "gpt", "--preset", "tiny", "-o", tmp_path / "x.txt")
+    assert outcome.code == 0 and outcome.out == "" and (tmp_path / "x.txt").read_text().startswith("gpt/tiny: ")
     assert cli("inspect", "--arch", "gpt", "--preset", "tiny", "-o", tmp_path / "x.json").code == 0
     assert json.loads((tmp_path / "x.json").read_text())["arch"] == "gpt"
 

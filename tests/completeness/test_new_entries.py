@@ -29,7 +29,6 @@ class Entry:
         chosen: values of `--set` that choose it.
         wrong: values of `--set` that a training refuses, each beside `chosen` or alone.
         more: further lines of the script, which add to `found`.
-        shown: text in the drawing of the model; empty: none.
     """
 
     files: Mapping[str, str]
@@ -37,7 +36,6 @@ class Entry:
     chosen: tuple[str, ...] = ()
     wrong: tuple[tuple[str, ...], ...] = ()
     more: str = ""
-    shown: str = ""
 
 
 def before(old: str, new: str) -> tuple[str, str]:
@@ -56,7 +54,6 @@ succeed("train", "--resume", "--out", "run", "--max-steps", "12")
 found["evaluated"] = json.loads(succeed("evaluate", "run", "--json"))
 found["inspected"] = json.loads(succeed("inspect", "run", "--json"))
 found["shapes"] = succeed("inspect", "run", "--shapes", "--text", "the cat")
-found["layout"] = succeed("inspect", "run", "--draw", "mermaid")
 found["generated"] = succeed("generate", "run", "--prompt", "the", "--greedy", "--max-new-tokens", "4")
 found["codes"] = [command(*train, "other", *sets(texts))[0] for texts in {wrong}]
 {more}
@@ -243,7 +240,6 @@ ENTRIES = {
         chosen=("model.decoder.attention_dropout=0", "model.decoder.attention.kind=averaging"),
         wrong=(("model.decoder.attention.kind=none-such",),),
         more='found["seen"] = succeed("viz-attention", "run", "--text", "the cat", "--format", "json")',
-        shown="averaging",
     ),
     "activation": Entry(
         files={"tformer/nn/absolute.py": ABSOLUTE},
@@ -255,7 +251,6 @@ ENTRIES = {
         },
         chosen=("model.decoder.feedforward.activation=absolute",),
         wrong=(("model.decoder.feedforward.activation=none-such",),),
-        shown="absolute",
     ),
     "norm": Entry(
         files={"tformer/nn/max_norm.py": MAX_NORM},
@@ -270,7 +265,6 @@ ENTRIES = {
             ("model.decoder.norm.kind=maxnorm", "model.decoder.norm.groups=2"),
             ("model.decoder.norm.kind=none-such",),
         ),
-        shown="maxnorm",
     ),
     "positions": Entry(
         files={"tformer/nn/positions/slope.py": SLOPE},
@@ -297,7 +291,6 @@ succeed("viz-pe", "--run", "run", "-o", "slope.json", "--format", "json")
 succeed("viz-pe", "-o", "page.html")
 succeed("viz-pe", "--run", "run", "-o", "run.html")
 """,
-        shown="full, slope",  # it acts in attention
     ),
     "optimizer": Entry(
         files={},
@@ -340,7 +333,7 @@ def test_a_new_entry_takes_one_file_and_one_row(name: str, tmp_path: Path, text_
     inspected = found["inspected"]
     assert 0 < found["evaluated"]["loss"] < 6 and inspected["flops"]["forward_per_token"] > 0
     assert inspected["memory"]["activations_bytes"] > 0 and inspected["memory"]["optimizer_bytes"] > 0
-    assert entry.shown in found["layout"] and "norm" in found["shapes"] and found["generated"].startswith("the")
+    assert "norm" in found["shapes"] and found["generated"].startswith("the")
     assert found["codes"] and set(found["codes"]) == {2}
     if name == "attention":
         assert inspected["cache"]["bytes_per_token"] == 0 and inspected["cache"]["bytes_constant"] > 0

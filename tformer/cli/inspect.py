@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MOST_SCORES = 2**48  # of one head with --shapes: the elements of larger tensors cannot be counted
 PAGE = ".html"
-DRAWN = (".mmd", ".mermaid")  # suffixes of files with a drawing
+TEXTS = (".txt", ".json", ".md")
 SHORT = 8  # positions of --shapes without a text and without a length
 
 WHAT, SIZES, VIEW, OUT = Panel("Which model"), Panel("At which sizes"), Panel("What to show"), Panel("Result")
@@ -31,7 +31,6 @@ WHAT, SIZES, VIEW, OUT = Panel("Which model"), Panel("At which sizes"), Panel("W
 EPILOG = examples(
     "`tformer inspect --arch gpt --preset small`",
     '`tformer inspect --shapes --text "A dog." -o shapes.html`',
-    "`tformer inspect --arch bert --preset base --draw mermaid -o bert.mmd`",
     "`tformer inspect runs/gpt-tiny-1 --verify`",
 )
 
@@ -83,7 +82,6 @@ class InspectOptions:
     image: Annotated[Path | None, VIEW("--image", metavar="FILE", help="An image in place of a text.", rare=True)] = (
         None
     )
-    draw: Annotated[str | None, VIEW("--draw", metavar="mermaid", help="Draw the architecture.")] = None
     verify: Annotated[
         bool, VIEW("--verify", help="Check the files of a checkpoint, or of all checkpoints of a run.")
     ] = False
@@ -99,10 +97,8 @@ class InspectOptions:
         named = [option for option, value in recipes if value is not None]
         if self.run is not None and named:
             raise InputError(f"RUN and {named[0]} exclude each other: {self.run} has its own recipe")
-        views = [("--shapes", self.shapes), ("--draw", self.draws()), ("--verify", self.verify)]
-        chosen = [option for option, wanted in views if wanted]
-        if len(chosen) > 1:
-            raise InputError(f"{chosen[0]} and {chosen[1]} exclude each other")
+        if self.shapes and self.verify:
+            raise InputError("--shapes and --verify exclude each other")
         if self.verify and (named or self.set):
             raise InputError(f"--verify checks files as they are: omit {named[0] if named else '--set'}")
         parts = (("--text", self.text), ("--text2", self.text2), ("--target", self.target), ("--image", self.image))
@@ -113,12 +109,17 @@ class InspectOptions:
                 raise InputError(f"{option} needs a run: omit {named[0]}", hint="or use --seq-len T")
             if part is not None and self.seq_len is not None:
                 raise InputError(f"{option} sets the length: omit --seq-len")
-        if self.depth is not None and (self.depth < 0 or chosen):
+        if self.depth is not None and (self.depth < 0 or self.shapes or self.verify):
             raise InputError(f"--depth {self.depth}: it must be at least 0, and is for the tree of modules")
         if self.precision not in ("auto", "fp32", "bf16", "fp16"):
             raise InputError(f"--precision: found '{self.precision}', expected auto, fp32, bf16 or fp16")
         if self.device not in ("auto", "cpu") and self.device.partition(":")[0] != "cuda":
             raise InputError(f"--device: found '{self.device}', expected auto, cpu or cuda")
+        suffix = "" if self.output is None else self.output.suffix.lower()
+        if suffix == PAGE and not self.shapes:
+            raise InputError(f"{self.output}: a page is for --shapes, which is missing")
+        if self.output is not None and str(self.output) != "-" and suffix not in (*TEXTS, PAGE):
+            raise InputError(f"{self.output}: unknown suffix, expected one of {', '.join((*TEXTS, PAGE))}")
 
     def example(self) -> GivenExample | None:
         """The example that the command line gives."""
@@ -128,18 +129,6 @@ class InspectOptions:
         from tformer.tasks.base import GivenExample
 
         return GivenExample(*parts)
-
-    def draws(self) -> bool:
-        """Whether to draw the architecture: by --draw or the suffix of the file. InputError for an unknown one."""
-        if self.draw not in (None, "mermaid"):
-            raise InputError(f"--draw: found '{self.draw}', expected mermaid")
-        suffix = "" if self.output is None else self.output.suffix.lower()
-        known = (*DRAWN, ".txt", ".json", ".md", PAGE)
-        if suffix == PAGE and not self.shapes:
-            raise InputError(f"{self.output}: a page is for --shapes, which is missing")
-        if self.output is not None and str(self.output) != "-" and suffix not in known:
-            raise InputError(f"{self.output}: unknown suffix, expected one of {', '.join(known)}")
-        return self.draw is not None or suffix in DRAWN
 
     def question(self) -> Question:
         """The model and its sizes, as `tformer.workflows.inspect` takes them."""
@@ -175,7 +164,6 @@ def inspect(options: InspectOptions) -> None:
     if options.verify:
         _verify(options)
         return
-    from tformer.workflows.inspect.layout import lay_out, to_mermaid
     from tformer.workflows.inspect.report import report_on
     from tformer.workflows.inspect.subject import read_subject
     from tformer.workflows.inspect.text import report_lines
@@ -184,14 +172,8 @@ def inspect(options: InspectOptions) -> None:
         lines, document, page = _shapes(options)
         _write(lines, document, options, page)
         return
-    subject = read_subject(options.question())
-    if options.draws():
-        drawn = lay_out(subject.recipe.model, title=subject.name, generator=subject.recipe.generator)
-        document = {"name": subject.name, "layout": "mermaid", **drawn.to_json()}
-        _write(to_mermaid(drawn).splitlines(), document, options)
-    else:
-        report = report_on(subject)
-        _write(list(report_lines(report, width=_width(), depth=options.depth)), report.to_json(), options)
+    report = report_on(read_subject(options.question()))
+    _write(list(report_lines(report, width=_width(), depth=options.depth)), report.to_json(), options)
 
 
 def _shapes(options: InspectOptions) -> tuple[list[str], Any, str | None]:

@@ -191,9 +191,6 @@ class BigBirdOptions(ProjectionOptions):
     def fused_only(self) -> bool:
         return self.implementation == "flex"
 
-    def summary(self) -> str:
-        return f"block {self.block}"
-
 
 def _pattern(blocks: Blocks, start: int, of_queries: Tensor) -> Pattern:
     """The window and the random blocks of blocks of queries [1, N], of which the first begins at slot `start`."""

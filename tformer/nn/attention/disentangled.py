@@ -159,6 +159,3 @@ class DisentangledOptions(ProjectionOptions):
             f"max_distance {self.max_distance} must exceed half the buckets ({self.buckets // 2}) by more than 1",
         )
         require(not self.qk_norm, "qk_norm: not defined together with disentangled attention")
-
-    def summary(self) -> str:
-        return f"{self.buckets or self.max_distance} buckets"

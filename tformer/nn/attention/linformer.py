@@ -137,9 +137,6 @@ class LinformerOptions(ProjectionOptions):
         """The projected keys and values."""
         return self.rank * (keys + values) / max_seq_len
 
-    def summary(self) -> str:
-        return f"rank {self.rank}"
-
 
 def _project(matrix: Tensor, x_BKTx: Tensor, padding_B1T1: Tensor | None) -> Tensor:
     """[B, K, T, x] -> [B, K, r, x]."""

@@ -63,10 +63,6 @@ class ProjectionOptions:
         """True if this implementation cannot use attention dropout or positions that change scores."""
         return False
 
-    def summary(self) -> str | None:
-        """The option that describes the kind in drawings, such as "window 256"; None: the kind's name is enough."""
-        return None
-
 
 @dataclass(frozen=True)
 class AttentionSizes:

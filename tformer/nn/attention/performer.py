@@ -405,6 +405,3 @@ class PerformerOptions(ProjectionOptions):
         """Q, K and V in fp32 beside those of a narrower dtype."""
         fp32_bytes = torch.float32.itemsize
         return (queries + keys + values) * fp32_bytes / itemsize if itemsize < fp32_bytes else 0.0
-
-    def summary(self) -> str | None:
-        return None if self.features is None else f"features {self.features}"

@@ -339,6 +339,3 @@ class SlidingWindowOptions(ProjectionOptions):
     @property
     def fused_only(self) -> bool:
         return self.implementation == "flex"
-
-    def summary(self) -> str:
-        return f"window {self.window}"

@@ -1,1 +1,1 @@
-"""Inspection of a model: modules and cost, shapes of all tensors, drawings, integrity of its files."""
+"""Inspection of a model: modules and cost, shapes of all tensors, integrity of its files."""
