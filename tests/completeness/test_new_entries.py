@@ -302,7 +302,7 @@ succeed("viz-pe", "--run", "run", "-o", "run.html")
         chosen=("optimizer.kind=sgd", "optimizer.lr=0.05"),
         wrong=(("optimizer.kind=none-such",),),
         more="""
-succeed(*train, "other", *sets(["optimizer.kind=sgd"]), "--dry-run", "--devices", "2", "--parallel", "fsdp")
+succeed(*train, "other", *sets(["optimizer.kind=sgd"]), "--dry-run", "--devices", "2")
 """,
     ),
     "task": Entry(

@@ -222,7 +222,7 @@ REFUSALS: dict[str, tuple[tuple[object, ...], str]] = {
     "another size": (("--set", "model.d_model=32"), "its body does not fit this model"),
     "fsdp": (
         ("--parallel", "fsdp"),
-        "--parallel: training.parallel.kind: found fsdp, expected auto or ddp with adapters",
+        "--parallel: training.parallel.kind: found fsdp, expected ddp with adapters",
     ),
     "embeddings": (("--embeddings", "vectors.txt"), "--init-from and --embeddings exclude each other"),
 }

@@ -18,9 +18,8 @@ from torch import Tensor
 from tests.faults.killing import check_runs, ends_within
 from tests.training.test_training_not_finite import nan_at
 from tformer.checkpoint.read import read_checkpoint
-from tformer.support.device import device_memory, machine_memory
 from tformer.support.errors import InputError, cannot_write
-from tformer.training import prepare, saving, session
+from tformer.training import saving, session
 from tformer.training.assemble import PlannedBatches
 from tformer.training.loop import Trainer
 from tformer.workers import launch
@@ -258,52 +257,6 @@ def test_standard_input_and_several_processes_exclude_each_other(cli: Cli, tiny_
 
 def test_a_dry_run_starts_no_processes(train: Cli) -> None:
     assert train("--dry-run", "--devices", 64).code == 0
-
-
-# --- --parallel auto: the first kind that fits into the memory of a device -------------------------------------------
-
-DEEP = ("--set", "model.decoder.num_layers=10", "--set", "model.d_model=32", "--max-steps", 1, "--devices", 2)
-
-
-@pytest.fixture
-def planned(train: Cli) -> Callable[..., dict[str, Any]]:
-    """The report on two devices of a dry run."""
-
-    def run(*words: object) -> dict[str, Any]:
-        outcome = train(*DEEP, "--dry-run", "--json", *words)
-        assert outcome.code == 0, outcome.err
-        found: dict[str, Any] = json.loads(outcome.out)["parallel"]
-        return found
-
-    return run
-
-
-def test_auto_chooses_what_fits_and_says_so_in_training_as_in_a_dry_run(
-    train: Cli, planned: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prepare, "resident_bytes", lambda: 2**20)  # it grows while the tests run
-    needed = {kind: planned("--parallel", kind)["memory"]["total_bytes"] for kind in ("ddp", "fsdp")}
-    assert needed["fsdp"] < needed["ddp"]
-    for kind, room in (("ddp", 2 * needed["ddp"]), ("fsdp", sum(needed.values()) / 2 / 0.9)):
-        monkeypatch.setattr(prepare, "device_memory", lambda device, processes, room=room: int(room))
-        monkeypatch.setattr(prepare, "available_cores", lambda: 2)
-        found = planned()
-        assert found["kind"] == kind and "fits into the" in found["reason"]
-        outcome = train(*DEEP, "--out", kind)
-        assert outcome.code == 0, outcome.err
-        assert outcome.err.count(f"parallel: {kind}, as {found['reason']}") == 1
-        assert "kind: auto" in Path(kind, "recipe.yaml").read_text()  # another number of processes chooses anew
-
-
-def test_a_process_has_its_share_of_the_memory_of_the_machine() -> None:
-    assert device_memory(torch.device("cpu"), processes=4) == machine_memory() // 4 > 2**20
-
-
-def test_more_devices_than_processors_are_planned_for_machines_that_are_not_known(
-    planned: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prepare, "available_cores", lambda: 1)
-    assert "unknown" in planned()["reason"]
 
 
 def test_one_process_says_that_options_of_several_have_no_effect(train: Cli) -> None:

@@ -104,7 +104,6 @@ KINDS = {
     "ddp": Parallelism(kind="ddp"),
     "fsdp": Parallelism(kind="fsdp"),
     "fsdp, weights kept": Parallelism(kind="fsdp", reshard=False),
-    "hsdp": Parallelism(kind="hsdp", shard_size=2),
 }
 
 
@@ -172,7 +171,7 @@ def test_two_processes_train_as_one(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "world_size"), [("ddp", 2), ("ddp", 4), ("fsdp", 2), ("fsdp", 4), ("hsdp", 4)])
+@pytest.mark.parametrize(("kind", "world_size"), [("ddp", 2), ("ddp", 4), ("fsdp", 2), ("fsdp", 4)])
 def test_every_family_and_option_trains_as_in_one_process(kind: str, world_size: int, tmp_path: Path) -> None:
     differences = equalities(list(CASES), kind, world_size, tmp_path)
     print(f"{kind}, {world_size} processes: {differences}")
@@ -357,19 +356,6 @@ def test_an_error_of_a_validation_leaves_spread_models_as_they_were(tmp_path: Pa
 
     expected = Training(recipe_of("gpt/small"), Parallel()).run(1)
     assert largest_difference(compared(expected), compared(in_processes(2, work, tmp_path / "world")[0])) < TOLERANCE
-
-
-@pytest.mark.slow
-def test_of_several_copies_of_spread_models_one_validates(tmp_path: Path) -> None:
-    def work(parallel: Parallel) -> dict[str, Tensor]:
-        parallel = parallel_of(KINDS["hsdp"])
-        training = Training(recipe_of("gpt/small"), parallel)
-        value = parallel.in_first(training.models, partial(validation_loss, training))
-        return training.run(1) | {"loss": torch.tensor(-1.0 if value is None else value["loss"])}
-
-    one = Training(recipe_of("gpt/small"), Parallel())
-    loss, *others = (float(each["loss"]) for each in in_processes(4, work, tmp_path / "world"))
-    assert loss == pytest.approx(validation_loss(one)["loss"], abs=TOLERANCE) and others == [-1.0] * 3
 
 
 def test_processes_add_and_agree(tmp_path: Path) -> None:

@@ -152,8 +152,7 @@ def test_a_checkpoint_goes_on_with_any_number_of_processes_and_any_kind(
         interrupted(train, monkeypatch, 3, *words, "--devices", 2, *FSDP)
         interrupted(train, monkeypatch, 5, "--resume", *words, "--devices", 4, *FSDP)
         interrupted(train, monkeypatch, 7, "--resume", *words)
-        interrupted(train, monkeypatch, 9, "--resume", *words, "--devices", 4, "--set", "training.parallel.kind=hsdp",
-                    "--set", "training.parallel.shard_size=2")  # fmt: skip
+        interrupted(train, monkeypatch, 9, "--resume", *words, "--devices", 3, *FSDP)
         assert train("--out", "run", "--resume", *words, "--devices", 2, *DDP).code == 0
         assert_same_run("run", f"whole-{kind}")
         assert_same_state("run", f"whole-{kind}", "optimizer", "ema")

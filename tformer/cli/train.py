@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import STARTED, StopFlag
 from tformer.cli.report import console, emit, emit_json, message_width, progress_reporter, show_notes, spinner
 from tformer.cli.workers import run_in_workers
-from tformer.support.formatting import binary_bytes, mebibytes, plural
+from tformer.support.formatting import mebibytes
 from tformer.support.options import flag_words
 from tformer.training.options import TrainOptions
 from tformer.workers.work import Job
@@ -93,7 +93,7 @@ def _train(options: TrainOptions, stop: StopFlag, worker: Worker | None) -> None
 
     worker = worker or Worker()
     of_several = {"--parallel": options.parallel, "--max-restarts": options.max_restarts or None}
-    idle = [f"{flag} {value}" for flag, value in of_several.items() if value not in (None, "auto")]
+    idle = [f"{flag} {value}" for flag, value in of_several.items() if value is not None]
     if worker.world_size == 1 and not options.dry_run and idle:
         console.print(f"one process: {', '.join(idle)} without effect (several: --devices N)", markup=False)
     summary = run_training(
@@ -116,25 +116,8 @@ def _train(options: TrainOptions, stop: StopFlag, worker: Worker | None) -> None
         console.print(f"\nmemory: {', '.join(memory)}")
         batch = ", ".join(f"{name} {value}" for name, value in summary["batch"].items())
         console.print(f"one batch: {batch}", markup=False)
-        if "parallel" in summary:
-            show_notes(["", *parallel_lines(summary["parallel"])])
         if "sizes" in summary:
             show_notes(["", "sizes for this time", *summary["sizes"]])
         show_notes(["", "its first example", *example_lines(summary["example"], width=message_width())])
     else:
         emit(summary["run"])
-
-
-def parallel_lines(plan: dict[str, Any]) -> list[str]:
-    """What one of several devices holds and sends, of the report of a dry run."""
-    layout = f"{plan['kind']}, {plural(plan['replicas'], 'replica')} in {plural(plan['shards'], 'shard')}"
-    memory = (f"{name.removesuffix('_bytes')} {binary_bytes(size)}" for name, size in plan["memory"].items())
-    traffic = dict(plan["traffic"])
-    sent, _ = traffic.pop("sent_bytes"), traffic.pop("received_bytes")
-    parts = (f"{name} {binary_bytes(each['sent_bytes'])}" for name, each in traffic.items())
-    return [
-        f"{plan['devices']} devices: {layout}" + (f" ({plan['reason']})" if plan["reason"] else ""),
-        f"estimate for the first, {plural(plan['rows'], 'row')} of a micro-batch: {', '.join(memory)}",
-        f"it sends in a step: {', '.join(parts)}, total {binary_bytes(sent)}, and receives as much",
-        *([plan["note"]] if plan["note"] else []),
-    ]

@@ -51,7 +51,7 @@ class Piece:
         tensor: the whole tensor, or this process's rows of it; on the meta device where only the owner has it.
         shape: of the whole tensor.
         is_cut: the processes of the group have some rows each.
-        owner: rank of the process that has it, where others do not; with copies (HSDP) in the first one.
+        owner: rank of the process that has it, where others do not.
     """
 
     tensor: Tensor
@@ -69,16 +69,10 @@ ROUND_BYTES = 256 << 20
 
 
 class Shards:
-    """The tensors of this process. Most methods communicate: every process must call them.
+    """The tensors of this process. Most methods communicate: every process must call them."""
 
-    Args:
-        group: the processes that have all rows together.
-    """
-
-    def __init__(self, group: Any) -> None:
-        self.group = group
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self._world_ranks = dist.get_process_group_ranks(group)
+    def __init__(self) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._parts: dict[Tensor, _Part] = {}  # by `own`
         self._load = [0] * self.size  # numbers that each process owns
 
@@ -108,7 +102,7 @@ class Shards:
     def norm(self, gradients: list[Tensor]) -> Tensor:
         """The L2 norm of all gradients, equal in every process."""
         square = torch.nn.utils.get_total_norm(gradients).square()
-        dist.all_reduce(square, group=self.group)
+        dist.all_reduce(square)
         return square.sqrt()
 
     def zero_grad(self) -> None:
@@ -159,7 +153,7 @@ class Shards:
         sizes = [[shape.numel() for shape in each] for each in shapes]
         received = self._nothing.new_empty(sum(map(sum, sizes)))
         splits = [sum(each) for each in sizes], [len(each) for each in sent]
-        dist.all_to_all_single(received, torch.cat(sent), *splits, group=self.group)
+        dist.all_to_all_single(received, torch.cat(sent), *splits)
         blocks = iter(received.split([size for each in sizes for size in each]))
         return [[next(blocks).view(shape) for shape in each] for each in shapes]
 
@@ -177,7 +171,7 @@ class Shards:
         padded = rows.new_zeros(chunk, *shape[1:])
         padded[: len(rows)] = rows
         whole = rows.new_empty(chunk * self.size, *shape[1:])
-        dist.all_gather(list(whole.split(chunk)), padded, group=self.group)
+        dist.all_gather(list(whole.split(chunk)), padded)
         return whole[: shape[0]]
 
     def piece(self, parameter: nn.Parameter, rows: Tensor | None = None) -> Piece:
@@ -189,7 +183,7 @@ class Shards:
         part = self._parts[own]
         if part.owner is None and state.ndim:
             return self.piece(part.parameter, state)
-        return Piece(state, state.shape, owner=part.owner)  # ranks of the first copy are those in its group
+        return Piece(state, state.shape, owner=part.owner)
 
     def own_part(self, piece: Piece) -> slice:
         """The rows of a whole tensor that this process has."""
@@ -199,28 +193,27 @@ class Shards:
     def collect(self, pieces: Mapping[Key, Piece], writers: Mapping[Key, int]) -> dict[Key, Tensor]:
         """Gathers the full tensors that this process has to write, on the CPU.
 
-        The rows go from each process to the writer alone, without copies between. Copies of the weights (HSDP) serve
-        only the writers among them.
+        The rows go from each process to the writer alone, without copies between.
 
         writers: rank of the process that writes each tensor.
         """
         found: dict[Key, Tensor] = {}
-        here = {key: piece for key, piece in pieces.items() if piece.is_cut and writers[key] in self._world_ranks}
+        here = {key: piece for key, piece in pieces.items() if piece.is_cut}
         for keys in _rounds(here):
             whole: dict[Key, Tensor] = {}
             operations = []
             for tag, key in enumerate(keys):
                 rows, writer = here[key].tensor.contiguous(), writers[key]
-                if writer != self._world_ranks[self.rank]:
-                    operations += [dist.P2POp(dist.isend, rows, writer, self.group, tag)] if rows.numel() else []
+                if writer != self.rank:
+                    operations += [dist.P2POp(dist.isend, rows, writer, tag=tag)] if rows.numel() else []
                     continue
                 whole[key] = rows.new_empty(here[key].shape)
-                for rank, sender in enumerate(self._world_ranks):
-                    block = whole[key][self.rows(len(whole[key]), rank)]
+                for sender in self._ranks:
+                    block = whole[key][self.rows(len(whole[key]), sender)]
                     if sender == writer:
                         block.copy_(rows)
                     elif block.numel():
-                        operations.append(dist.P2POp(dist.irecv, block, sender, self.group, tag))
+                        operations.append(dist.P2POp(dist.irecv, block, sender, tag=tag))
             for work in dist.batch_isend_irecv(operations) if operations else ():
                 work.wait()
             found |= {key: tensor.cpu() for key, tensor in whole.items()}

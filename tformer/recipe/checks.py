@@ -259,8 +259,8 @@ def _unfit_adapters(recipe: Recipe) -> Iterator[Problem]:
         if found := getattr(recipe.lora, key):
             text = f"found {found if key == 'dropout' else list(found)}, expected {expected} with {kinds[0]}"
             yield Problem(("lora", key), f"{text}, which compares the adapters with an unchanged base")
-    if (kind := recipe.training.parallel.kind) in ("fsdp", "hsdp"):
-        text = f"found {kind}, expected auto or ddp with adapters: each process reads the base"
+    if recipe.training.parallel.kind == "fsdp":
+        text = "found fsdp, expected ddp with adapters: each process reads the base"
         yield Problem(("training", "parallel", "kind"), text, "--parallel ddp")
 
 

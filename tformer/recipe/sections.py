@@ -202,10 +202,9 @@ class EarlyStopping(Section):
 class Parallelism(Section):
     """How several processes share the training (`train --devices`); one process reads none of it."""
 
-    # ddp: each process holds all weights; fsdp: a part of them (arXiv 2304.11277); hsdp: a part of those of its group
-    kind: Literal["auto", "ddp", "fsdp", "hsdp"] = "auto"
-    shard_size: Positive | None = None  # hsdp: processes of a group; null: those of one machine
-    reshard: bool = True  # fsdp, hsdp: free the weights of a layer after its forward pass
+    # ddp: each process holds all weights; fsdp: a part of them (arXiv 2304.11277)
+    kind: Literal["ddp", "fsdp"] = "ddp"
+    reshard: bool = True  # fsdp: free the weights of a layer after its forward pass
     # number format in which gradients are added up over the processes; bf16: half the traffic, 8 bits of each sum
     reduce: Literal["fp32", "bf16"] = "fp32"
     timeout_minutes: Annotated[float, Field(gt=0, le=1e6)] = 10.0  # limit of waiting for the other processes

@@ -287,13 +287,6 @@ def machine_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def device_memory(device: torch.device, *, processes: int) -> int:
-    """Bytes of memory of a GPU, or of each of the `processes` that share this machine's."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return machine_memory() // processes
-
-
 def resolve_device(name: str) -> torch.device:
     """The device `auto`, `cpu`, `cuda` or `cuda:1`. Raises InputError for an unknown name and a missing device."""
     # cuDNN's attention plans anew for every length, 10 ms for each that decoding or a batch brings (H100, torch 2.11).

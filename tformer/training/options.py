@@ -425,10 +425,9 @@ class TrainOptions:
         str | None,
         MACHINE(
             "--parallel",
-            metavar="auto|ddp|fsdp|hsdp",
-            help="ddp: a full copy per device. fsdp: split over all. hsdp: split within groups. auto: the first that "
-            "fits.",
-            default="auto",
+            metavar="ddp|fsdp",
+            help="ddp: a full copy of the model per device. fsdp: split over all devices.",
+            default="ddp",
             rare=True,
         ),
         Key("training.parallel.kind"),

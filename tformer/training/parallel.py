@@ -137,7 +137,6 @@ class FullySharded(ProcessGroup):
     micro-batch: whole ones are never kept.
 
     Args:
-        group_size: processes that share one copy of the weights (HSDP); None: all. The default of HSDP is a machine.
         reshard: free the weights of a block after its forward pass.
         compute_dtype: number format of gathered blocks, whose products cast to it anyway. All else is gathered in fp32:
             an embedding adds up the gradients of many tokens in the format of its table.
@@ -147,22 +146,16 @@ class FullySharded(ProcessGroup):
     def __init__(
         self,
         *,
-        group_size: int | None = None,
         reshard: bool = True,
         compute_dtype: torch.dtype = torch.float32,
         reduce_dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         self._compute_dtype, self._reduce_dtype = compute_dtype, reduce_dtype
-        self.group_size, self.reshard = group_size or self.world_size, reshard
-        if self.world_size % self.group_size:
-            raise InputError(
-                f"training.parallel.shard_size: found {self.group_size}, expected a divisor of the number of "
-                f"processes ({self.world_size})"
-            )
+        self.reshard = reshard
 
     def own_rows(self) -> OwnRows | None:
-        return OwnRows(partial(rows_of, rank=self.rank % self.group_size, size=self.group_size))
+        return OwnRows(partial(rows_of, rank=self.rank, size=self.world_size))
 
     def shard(self, models: Models, rows: OwnRows | None, device: torch.device) -> Shards | None:
         from torch.distributed.device_mesh import init_device_mesh
@@ -171,16 +164,12 @@ class FullySharded(ProcessGroup):
         uses = Counter(id(parameter) for block in models.blocks for parameter in block.parameters())
         if shared := [name for name, each in models.named_parameters() if uses[id(each)] > 1]:
             raise InputError(
-                f"training.parallel.kind: several layers have one {shared[0]}, and fsdp and hsdp divide weights "
-                "by layers",
+                f"training.parallel.kind: several layers have one {shared[0]}, and fsdp divides weights by layers",
                 hint="--parallel ddp",
             )
         assert rows is not None
         kept = rows.take(models.named_parameters())
         mesh = init_device_mesh(device.type, (self.world_size,))
-        if self.group_size < self.world_size:
-            shape = (self.world_size // self.group_size, self.group_size)
-            mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
         formats = MixedPrecisionPolicy(torch.float32, self._reduce_dtype, cast_forward_inputs=False)
         of_blocks = replace(formats, param_dtype=self._compute_dtype)
         for block in models.blocks:
@@ -194,18 +183,10 @@ class FullySharded(ProcessGroup):
         with torch.no_grad():
             for name, parameter in models.named_parameters():
                 local(parameter).copy_(kept.pop(name))
-        self._shards = Shards(mesh.get_group("shard" if self.group_size < self.world_size else None))
-        return self._shards
+        return Shards()
 
     def wrap(self, models: nn.Module, *, some_unused: bool = False) -> Run:
-        self._some_unused = some_unused
         return models
-
-    def accumulating(self, run: Run, *, last: bool) -> AbstractContextManager[Any]:
-        # Groups add up their gradients in the last micro-batch, or in each one if parameters may lack a gradient there.
-        if self.group_size < self.world_size and not self._some_unused:
-            cast("Any", run).set_requires_all_reduce(last)
-        return nullcontext()
 
     def in_first(self, models: Models, function: Callable[[], Result]) -> Result | None:
         """Process 0 announces each block before it runs it; the processes with the other rows then help to gather it.
@@ -213,8 +194,6 @@ class FullySharded(ProcessGroup):
         So a process never holds more than one block beside its rows and the root, and the number of forward passes,
         random draws and interruptions depend on process 0 alone.
         """
-        if self.rank >= self.group_size:  # its rows are copies
-            return None
         units = cast("list[Any]", models.blocks)
         with torch.no_grad():
             done: Future[Result | None] = models(
@@ -258,26 +237,23 @@ class FullySharded(ProcessGroup):
         return done
 
     def _announced(self, units: list[Any], number: int = 0) -> int:
-        """The number that process 0 gives here, in the processes that share its weights."""
+        """The number that process 0 gives here."""
         announced = torch.tensor(number, device=next(units[0].parameters()).device)
-        dist.broadcast(announced, group=self._shards.group, group_src=0)
+        dist.broadcast(announced, src=0)
         return int(announced)
 
 
-def parallel_of(options: Parallelism, *, machine_size: int = 1, compute_dtype: torch.dtype = torch.float32) -> Parallel:
+def parallel_of(options: Parallelism, *, compute_dtype: torch.dtype = torch.float32) -> Parallel:
     """The default process group of torch.distributed, of the kind in `options`; one process where there is no group.
 
-    machine_size: processes of one machine. compute_dtype: of the trained models.
+    compute_dtype: of the trained models.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return Parallel()
     reduce_dtype = DTYPES[options.reduce]
-    if options.kind in ("auto", "ddp"):
+    if options.kind == "ddp":
         return DataParallel(reduce_dtype=reduce_dtype)
-    group_size = None if options.kind == "fsdp" else options.shard_size or machine_size
-    return FullySharded(
-        group_size=group_size, reshard=options.reshard, compute_dtype=compute_dtype, reduce_dtype=reduce_dtype
-    )
+    return FullySharded(reshard=options.reshard, compute_dtype=compute_dtype, reduce_dtype=reduce_dtype)
 
 
 def sum_of(gradients: Tensor, dtype: torch.dtype) -> torch.futures.Future[Tensor]:

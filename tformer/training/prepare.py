@@ -12,17 +12,14 @@ import torch
 from tformer.checkpoint.run import LOCK_NAME, RunLock
 from tformer.cost.flops import mean_lengths, product_shape
 from tformer.cost.memory import MemoryEstimate, training_memory
-from tformer.cost.parallel import RankPlan, plan_ranks
 from tformer.data.batching.mixture import Samples
 from tformer.data.batching.padding import padded_lengths
-from tformer.optim.optimizers import apply_groups
 from tformer.recipe import recipe_to_yaml
 from tformer.recipe.recipe import Recipe
-from tformer.recipe.sections import Parallelism, Training
+from tformer.recipe.sections import Training
 from tformer.support.device import (
     Precision,
     bound_products,
-    device_memory,
     matmul_flops_per_second,
     resolve_device,
     resolve_precision,
@@ -30,7 +27,7 @@ from tformer.support.device import (
 from tformer.support.errors import InputError
 from tformer.support.files import RUNS, require_writable_folder
 from tformer.support.formatting import plural
-from tformer.support.processes import available_cores, resident_bytes
+from tformer.support.processes import resident_bytes
 from tformer.tasks import task_of
 from tformer.tasks.base import TrainingData
 from tformer.tasks.example import example_document
@@ -61,8 +58,6 @@ class Prepared:
 
     Attributes:
         shapes: the models on the meta device, for counts and estimates.
-        parallel: of several processes, with the kind that fits them. The recipe keeps `auto`, as a run may go on with
-            another number of processes.
         max_minutes: limit of this command, not part of the recipe.
         vectors: of tokens, by the name of the table that starts with them.
         planned_steps: expected of a training by time.
@@ -75,7 +70,6 @@ class Prepared:
     device: torch.device
     precision: Precision
     shapes: Models
-    parallel: Parallelism
     max_minutes: float | None
     vectors: dict[str, Vectors]
     planned_steps: int = 0
@@ -176,7 +170,7 @@ def prepare(start: Start, work: Work, *, processes: int = 1) -> Prepared:
     threads = f"{together}{plural(torch.get_num_threads(), 'thread')}"
     work.note(f"number format: {precision.name} ({precision.reason}); {device}, {threads}")
     vectors = read_embeddings(recipe, data, work) if start.resumed is None else {}
-    return Prepared(recipe, start, data, device, precision, shapes, recipe.training.parallel, minutes, vectors)
+    return Prepared(recipe, start, data, device, precision, shapes, minutes, vectors)
 
 
 def _check_fingerprint(data: TrainingData, recorded: str) -> None:
@@ -252,8 +246,7 @@ def measure_peak(prepared: Prepared) -> float:
 def describe(prepared: Prepared, *, devices: int = 1) -> dict[str, Any]:
     """The report of --dry-run: recipe_yaml, parameters, memory (bytes by purpose), shapes of a batch, an example.
 
-    A training by time has `sizes`, among which it chose. With several devices also `parallel`: memory and traffic of
-    one of them (`cost.parallel`).
+    A training by time has `sizes`, among which it chose. Memory is that of one of `devices`, with ddp.
     """
     recipe = prepared.recipe
     objective = make_objective(recipe, prepared.data.context)
@@ -261,7 +254,8 @@ def describe(prepared: Prepared, *, devices: int = 1) -> dict[str, Any]:
     samples = batches.next_samples()
     [batch, *_] = batches.next()
     batches.close()
-    memory = _memory_of(prepared, prepared.rows_per_micro_batch)
+    require_separate_rows(prepared.shapes, devices)
+    memory = _memory_of(prepared, -(-prepared.rows_per_micro_batch // devices))
     shapes = {name: list(tensor.shape) for name, tensor in batch.model_inputs().items()}
     tokenizers = prepared.data.tokenizer, prepared.data.target_tokenizer
     report = {
@@ -273,12 +267,7 @@ def describe(prepared: Prepared, *, devices: int = 1) -> dict[str, Any]:
     }
     if prepared.alternatives:
         report["sizes"] = [str(alternative) for alternative in prepared.alternatives]
-    if devices == 1:
-        return report
-    # More processes than this machine has processors are planned for other machines.
-    is_here = prepared.device.type == "cuda" or devices <= available_cores()
-    available = device_memory(prepared.device, processes=devices) if is_here else None
-    return {**report, "parallel": plan_devices(prepared, devices, available=available).to_json()}
+    return report
 
 
 def _memory_of(prepared: Prepared, rows: int) -> MemoryEstimate:
@@ -297,34 +286,3 @@ def _memory_of(prepared: Prepared, rows: int) -> MemoryEstimate:
         on_cpu=on_cpu,
     )
     return replace(found, process=resident_bytes() or 0) if on_cpu else found
-
-
-def plan_devices(
-    prepared: Prepared, devices: int, *, machine_ranks: int | None = None, available: int | None
-) -> RankPlan:
-    """Memory and traffic of one of several devices.
-
-    machine_ranks: devices of one machine; None: not known. available: memory of a device in bytes; None: not known.
-    """
-    recipe, models = prepared.recipe, prepared.shapes
-    require_separate_rows(models, devices)
-    apply_groups(dict(models.trained_parameters()), recipe.optimizer.groups)
-    rows = prepared.rows_per_micro_batch
-    return plan_ranks(
-        recipe,
-        models.all,
-        devices,
-        whole=_memory_of(prepared, -(-rows // devices)),
-        rows=rows,
-        machine_ranks=machine_ranks,
-        available=available,
-    )
-
-
-def choose_parallel(prepared: Prepared, *, processes: int, machine_processes: int) -> tuple[str, str]:
-    """(kind, reason) of `training.parallel` for a training by several processes, some of them on this machine."""
-    if prepared.recipe.lora is not None:
-        return "ddp", "adapters are small"
-    available = device_memory(prepared.device, processes=machine_processes)
-    plan = plan_devices(prepared, processes, machine_ranks=machine_processes, available=available)
-    return plan.layout.kind, plan.reason

@@ -159,7 +159,7 @@ class Session:
         self.pace = Pace(counts_each_step=prepared.device.type == "cpu")
         self.deadline = began + 60 * (prepared.max_minutes or math.inf)
         recipe, data, device, dtype = prepared.recipe, prepared.data, prepared.device, prepared.precision.dtype
-        self.parallel = parallel_of(prepared.parallel, machine_size=worker.local_size, compute_dtype=dtype)
+        self.parallel = parallel_of(recipe.training.parallel, compute_dtype=dtype)
         self.state = self._first_state()
         rows = self.parallel.own_rows()  # with several processes, perhaps this one has only some of the weights
         self.models = assemble.make_models(recipe, device, dtype=dtype, rows=rows)

@@ -20,7 +20,7 @@ from tformer.support.errors import InputError
 from tformer.support.files import STANDARD_INPUT
 from tformer.support.options import flag_of
 from tformer.training.options import TrainOptions
-from tformer.training.prepare import Prepared, choose_parallel, prepare
+from tformer.training.prepare import Prepared, prepare
 from tformer.training.request import SAME_DATA, Start, recipe_of_leader
 from tformer.workers.work import Work
 from tformer.workers.worker import Worker
@@ -72,11 +72,4 @@ def prepare_together(start: Start, work: Work, worker: Worker) -> Prepared:
     recipe = recipe_of_leader(prepared.recipe, worker)
     name = recipe.training.precision
     assert name != "auto"
-    prepared = replace(prepared, recipe=recipe, precision=Precision(name, prepared.precision.reason))
-    if recipe.training.parallel.kind != "auto":
-        return prepared
-    kind, reason = worker.share(
-        lambda: choose_parallel(prepared, processes=worker.world_size, machine_processes=worker.local_size)
-    )
-    work.note(f"parallel: {kind}, as {reason}")
-    return replace(prepared, parallel=recipe.training.parallel.model_copy(update={"kind": kind}))
+    return replace(prepared, recipe=recipe, precision=Precision(name, prepared.precision.reason))
