@@ -130,7 +130,7 @@ def test_every_preset_is_described() -> None:
 
 def test_the_student_of_the_distillation_example_is_smaller_than_its_teacher(cli: Callable[..., Any]) -> None:
     parameters = []
-    for command in commands((ROOT / "tformer/guide/training.md").read_text()):
+    for command in commands((ROOT / "tformer/guide/distillation.md").read_text()):
         words = shlex.split(command)
         if words[1] == "train" and "runs/teacher" in words:
             chosen = [word for flag, value in pairwise(words) if flag in ("--arch", "--preset", "--set")

@@ -16,7 +16,10 @@ from pathlib import Path
 TOPICS = {
     "first-steps": "install, the first command and what it wrote, five tutorials",
     "data": "text, tables, pairs, images, large corpora; what is held out",
-    "training": "early stopping, resume, fine-tuning, distillation, devices",
+    "training": "objectives, length, early stopping, resume, fine-tuning, sweeps",
+    "lora": "adapters of a frozen model, peft; rates of fine-tuning",
+    "distillation": "a small model from the predictions of a larger one",
+    "devices": "several processes, GPUs and machines; SLURM, kinds, failures",
     "using": "generate, translate, classify, files, Python, servers",
     "serving": "models over HTTP: OpenAI's API, endpoints, errors, limits",
     "inside": "cost, shapes, tokens, attention, loss, lens, circuits, taps",

@@ -2,7 +2,7 @@
 
 A body that was pre-trained elsewhere, or a wide one, is trained by AdamW with a rate that falls with its width; so are
 adapters (LoRA), which take a larger one. A narrow body of our own keeps the optimizer of its recipe or preset (Muon).
-`RULES` holds the two rates; guide/training.md has the measurements.
+`RULES` holds the two rates; guide/lora.md has the measurements.
 """
 
 from __future__ import annotations
