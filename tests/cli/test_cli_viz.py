@@ -159,10 +159,11 @@ def test_json_has_the_numbers_of_the_formula(cli: Callable[..., Any]) -> None:
 
 
 def test_csv_has_a_value_a_row(cli: Callable[..., Any]) -> None:
-    outcome = cli("viz-pe", "--encoding", "alibi", "--num-heads", 4, "--view", "slopes", "--format", "csv")
+    words = ("--compare", "alibi", "--num-heads", 1, "--positions", 3)
+    outcome = cli("viz-pe", *words, "--format", "csv")
     rows = list(csv.reader(io.StringIO(outcome.out)))
     assert rows[0] == ["plot", "line", "x", "y"]
-    assert [float(row[3]) for row in rows[1:]] == [2**-2, 2**-4, 2**-6, 2**-8]
+    assert [float(row[3]) for row in rows[1:]] == [0, -(2**-8), -(2**-7)]
 
 
 def test_characters_go_to_standard_output_without_colour(cli: Callable[..., Any], tmp_path: Path) -> None:

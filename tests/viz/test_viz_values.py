@@ -155,14 +155,13 @@ def test_plots_stand_side_by_side_and_share_a_bar_with_an_equal_neighbour(
 def test_a_heat_map_counts_rows_and_columns_from_their_first_number_and_names_words(figures: list[Any]) -> None:
     values = np.arange(300.0).reshape(3, 100)
     names = [f"w{n}" if n % 2 else "" for n in range(100)]
-    one = Heat(values, range(-1, 2), range(5, 105), "r", "c", "twilight", 0.0, None, "angle", title="t")
+    one = Heat(values, range(-1, 2), range(5, 105), "r", "c", "viridis", 0.0, None, "angle", title="t")
     draw_plots([one, replace(one, columns=names, colours="RdBu_r", minimum=-9.0)], "png", heading="")
     first, second = (axes for axes in figures[0].axes if axes.get_title())
     assert tuple(first.images[0].get_extent()) == (4.5, 104.5, 1.5, -1.5)
     assert tuple(second.images[0].get_extent()) == (-0.5, 99.5, 1.5, -1.5)
     assert (second.images[0].norm.vmin, second.images[0].norm.vmax) == (-9, 299)
     assert words(second.get_xticklabels()) == names[1::6], "at most 24 of the 50 words"
-    assert words(figures[0].axes[1].get_yticklabels()) == ["0", "π/2", "π", "3π/2", "2π"]
 
 
 def test_lines_differ_in_colour_then_in_dashes_and_axes_say_plain_numbers(figures: list[Any]) -> None:

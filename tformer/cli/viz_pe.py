@@ -22,9 +22,9 @@ NAMES = "sinusoidal, learned, rope, alibi, t5_bias, learned_t5_bias, shaw or pat
 
 EPILOG = examples(
     "`tformer viz-pe`",
-    "`tformer viz-pe --encoding rope --view angles -o rope.png`",
+    "`tformer viz-pe --encoding rope -o rope.png`",
     "`tformer viz-pe --compare sinusoidal,rope,alibi --format terminal`",
-    "`tformer viz-pe --run runs/gpt-small-1 --view similarity -o learned.svg`",
+    "`tformer viz-pe --run runs/gpt-small-1 -o learned.svg`",
 )
 
 
@@ -40,8 +40,8 @@ class PositionsOptions:
         WHAT(
             "--view",
             metavar="NAME",
-            help="Which plot of the kind to show, for example traces, heatmap, waves, gram, distance or wavelengths; "
-            "a page opens with it.",
+            help="Plot of the kind: traces, heatmap or waves of sinusoidal, buckets or bias of t5_bias; a page opens "
+            "with it.",
             default="the first plot of the kind",
         ),
     ] = None
@@ -69,7 +69,7 @@ class PositionsOptions:
         WHAT(
             "--layer",
             metavar="N",
-            help="Layer whose tables are shown, from 0 (shaw has tables in every layer).",
+            help="Layer whose positions are shown, from 0.",
             rare=True,
         ),
     ] = 0
@@ -88,7 +88,7 @@ class PositionsOptions:
         SIZES(
             "--layout",
             metavar="NAME",
-            help="sinusoidal: interleaved, halves or fairseq; rope: halves or interleaved.",
+            help="Columns of sinusoidal: interleaved, halves or fairseq.",
         ),
     ] = None
     dims: Annotated[

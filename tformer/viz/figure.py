@@ -86,7 +86,6 @@ LETTERS_PER_INCH = 15.2  # of a caption
 MAX_NAMES = 24  # words along an axis
 CELL_POINTS = 400  # size of letters times their number in a row of cells
 MAX_LETTERS = 60  # of all words along the lower axis, of longer ones each is upright
-CYCLIC = "twilight"  # its scale is an angle from 0 to 2π
 
 
 def draw_plots(plots: Sequence[Plot], format_: Literal["png", "svg"], *, heading: str) -> bytes:
@@ -164,8 +163,6 @@ def _heat(figure: Any, axes: Any, plot: Heat) -> None:
     axes.set_facecolor("white")
     bar = figure.colorbar(image, ax=axes, shrink=0.85, aspect=30)
     bar.set_label(plot.value_label)
-    if plot.colours == CYCLIC:
-        bar.set_ticks([n * math.pi / 2 for n in range(5)], labels=["0", "π/2", "π", "3π/2", "2π"])
     bar.outline.set_visible(False)
 
 

@@ -3,8 +3,8 @@
 A view computes plots once; the same plots become a picture, characters in a terminal, JSON or CSV.
 
 A colour map is a table of 256 colours, interpolated in sRGB between published anchors: every fifth entry of viridis,
-cividis (arXiv 1712.01662) and twilight as matplotlib has them (within 4 of 255), and the eleven colours of
-ColorBrewer's RdBu, reversed so that red is positive. Lines use the colours of Okabe and Ito
+and cividis (arXiv 1712.01662) as matplotlib has them (within 4 of 255), and the eleven colours of ColorBrewer's RdBu,
+reversed so that red is positive. Lines use the colours of Okabe and Ito
 (https://jfly.uni-koeln.de/color/), which remain distinguishable with any common colour blindness.
 """
 
@@ -37,12 +37,6 @@ COLOUR_MAPS: dict[str, str] = {
         "4e566c 535a6d 575d6d 5c616e 60646f 656870 696b71 6d6f72 727274 767676 7a7a78 7e7d78 838179 888578 8d8878 "
         "928c78 969077 9b9476 a09875 a59c74 aaa073 afa471 b5a86f baac6d bfb06b c4b468 c9b965 cfbd62 d4c15f dac65b "
         "dfca57 e5cf52 ead34c f0d846 f6dd3f fce236 fee838"
-    ),
-    "twilight": (
-        "e2d9e2 dcd9df d2d5db c5cfd5 b6c8cf a7c0cb 99b8c8 8cafc5 80a5c3 779dc2 6e92c0 6888be 647dbc 6172ba 6067b6 "
-        "5f5bb2 5e4fac 5e43a5 5c389d 5a2b90 562182 4f1972 471461 3f1251 371144 32123a 331237 3a113a 43123e 4f1444 "
-        "5c1749 691a4d 761f4f 832550 8e2c50 983550 a03e50 a94950 b15452 b75f55 bc6b59 c1775f c58468 c89073 ca9c80 "
-        "cda88f d1b4a0 d5bfb1 d9c9c2 ddd1d1 e0d7db e2d9e2"
     ),
 }
 

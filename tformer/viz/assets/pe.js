@@ -7,20 +7,20 @@
     learned_t5_bias: "Learned, T5 bias", shaw: "Shaw", patch2d: "2-D patches", compare: "Compare" };
   // Which controls a view has, beside the kind and the view.
   const USES = {
-    sinusoidal: { all: ["positions", "d_model", "base", "layout"], waves: ["dims"], wavelengths: ["-positions"] },
+    sinusoidal: { all: ["positions", "d_model", "base", "layout"], waves: ["dims"] },
     learned: { all: ["positions"] },
-    rope: { all: ["positions", "d_model", "heads", "base"], circles: ["dims"], rotation: ["ropeLayout"] },
-    alibi: { all: ["heads", "positions"], slopes: ["-positions"], bias: ["head", "causal"] },
+    rope: { all: ["positions", "d_model", "heads", "base", "dims"] },
+    alibi: { all: ["heads", "positions", "head", "causal"] },
     t5_bias: { all: ["positions", "buckets", "max_distance"], bias: ["-buckets", "-max_distance"] },
     learned_t5_bias: { all: ["positions"], buckets: ["buckets", "max_distance"] },
-    shaw: { all: ["positions", "clip"], keys: ["-positions", "-clip"], values: ["-positions", "-clip"] },
+    shaw: { all: ["positions", "clip"] },
     patch2d: { all: ["grid", "d_model", "base"] },
     compare: { all: ["positions", "d_model", "heads", "base"] },
   };
   const learned = data.learned;
   if (learned) {
     learned.tables = {};
-    for (const name of ["weight", "bias", "keys", "values"]) {
+    for (const name of ["weight", "bias"]) {
       if (!learned[name]) continue;
       const [rows, cols] = learned[name];
       const values = new Float32Array((await tformer.blob(name)).slice().buffer);
@@ -36,8 +36,7 @@
       peViews[kind][name] = () => heats;
     }
   }
-  const shows = (kind, name) => !data.views[kind][name].needs_run ||
-    Boolean(learned && learned.kind === kind && (kind !== "shaw" || learned.tables[name]));
+  const shows = (kind, name) => !data.views[kind][name].needs_run || Boolean(learned && learned.kind === kind);
   const kinds = Object.keys(data.views).filter((kind) => Object.keys(data.views[kind]).some((name) => shows(kind, name)));
   const given = data.settings;
   const option = (values) => values.map((value) => [value, value]);
@@ -51,7 +50,6 @@
   add("range", { id: "heads", label: "Heads", value: given.heads, min: 1, max: Math.max(32, given.heads), step: 1, integer: true });
   add("range", { id: "base", label: "Base of the wavelengths", value: given.base, min: 2, max: Math.max(1e6, given.base), log: true });
   add("select", { id: "layout", label: "Layout of the columns", value: data.layouts.sinusoidal.includes(given.layout) && data.kind === "sinusoidal" ? given.layout : "interleaved", options: option(data.layouts.sinusoidal) });
-  add("select", { id: "ropeLayout", label: "Layout of the pairs", value: data.kind === "rope" ? given.layout : "halves", options: option(data.layouts.rope) });
   add("text", { id: "dims", label: "Dimensions", value: "", help: "numbers with commas; empty: some" });
   add("range", { id: "head", label: "Head shown", value: 1, min: 1, max: 8, step: 1, integer: true });
   add("checkbox", { id: "causal", label: "Causal: hide later keys", value: false });
@@ -71,7 +69,7 @@
     const s = {};
     for (const id of ["positions", "d_model", "heads", "base", "head", "causal", "buckets", "max_distance", "clip", "grid"]) s[id] = fields[id].get();
     const notes = [];
-    s.layout = kind === "rope" ? fields.ropeLayout.get() : fields.layout.get();
+    s.layout = fields.layout.get();
     if (kind === "rope" || kind === "compare") {
       s.head_dim = Math.max(2, 2 * Math.floor(s.d_model / s.heads / 2));
       if (s.head_dim * s.heads !== s.d_model) notes.push(`${s.d_model} over ${s.heads} heads is rounded down to an even width of ${s.head_dim} a head.`);
@@ -156,10 +154,10 @@
   });
   draw();
 
-  const { largest, rounded, count } = pe.check(data.reference);
+  const { largest, count } = pe.check(data.reference);
   byId("agreement").textContent = `Checked on opening: this page's formulas agree with tformer's own modules at ${number(count)} values, ` +
-    `largest difference ${largest.toExponential(1)} in double precision, ${rounded.toExponential(1)} from what training computes in fp32. ` +
+    `largest difference ${largest.toExponential(1)} in double precision. ` +
     `The fp32 table of ${number(data.fp32.rows)} positions is at most ${data.fp32.error.toExponential(1)} away: too little to see in a plot.`;
-  Object.assign(byId("agreement").dataset, { largest, rounded, count });
+  Object.assign(byId("agreement").dataset, { largest, count });
   document.body.dataset.ready = "true";
 })();

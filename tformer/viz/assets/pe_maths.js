@@ -34,16 +34,6 @@ tformer.pe = (() => {
   }
   const ropeCos = (rows, width, base) => rope(rows, width, base, Math.cos);
   const ropeSin = (rows, width, base) => rope(rows, width, base, Math.sin);
-  const turns = 2 * Math.PI;
-  const ropeAngles = (rows, width, base) => rope(rows, width, base, (angle) => angle % turns);
-  // A vector of ones, turned: (1, 1) becomes (cos − sin, sin + cos).
-  function ropeTurned(rows, width, base, layout) {
-    const theta = ropeFrequencies(width, base);
-    return table(rows, width, (pos, j) => {
-      const angle = pos * theta[pairOf(j, width, layout)];
-      return isSine(j, width, layout) ? Math.cos(angle) - Math.sin(angle) : Math.sin(angle) + Math.cos(angle);
-    });
-  }
   function slopes(heads) {
     const below = 2 ** Math.floor(Math.log2(heads));
     const first = Array.from({ length: below }, (_, n) => 2 ** ((-8 * (n + 1)) / below));
@@ -85,16 +75,16 @@ tformer.pe = (() => {
   }
   const meanCosine = (omega, count) => Float64Array.from({ length: count }, (_, d) => omega.reduce((sum, w) => sum + Math.cos(d * w), 0) / omega.length);
 
-  const functions = { sinusoidal, patch2d, ropeCos, ropeSin, ropeTurned, alibiSlopes, t5Buckets, shawIndex };
-  // The largest difference from Python's values, in double precision and from fp32 ones, and how many were compared.
+  const functions = { sinusoidal, patch2d, ropeCos, ropeSin, alibiSlopes, t5Buckets, shawIndex };
+  // The largest difference from Python's values, and how many were compared.
   function check(cases) {
-    const found = { largest: 0, rounded: 0, count: 0 };
-    for (const { name, arguments: given, values, fp32 } of cases) {
-      const made = functions[name](...given), key = fp32 ? "rounded" : "largest";
-      for (const [i, j, expected] of values) found[key] = Math.max(found[key], Math.abs(made.at(i, j) - expected));
+    const found = { largest: 0, count: 0 };
+    for (const { name, arguments: given, values } of cases) {
+      const made = functions[name](...given);
+      for (const [i, j, expected] of values) found.largest = Math.max(found.largest, Math.abs(made.at(i, j) - expected));
       found.count += values.length;
     }
     return found;
   }
-  return { ...functions, table, ropeAngles, sinusoidalFrequencies, ropeFrequencies, isSine, bucket, slopes, gram, meanCosine, check };
+  return { ...functions, table, sinusoidalFrequencies, ropeFrequencies, isSine, bucket, slopes, gram, meanCosine, check };
 })();

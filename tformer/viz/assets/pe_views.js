@@ -22,8 +22,6 @@ tformer.peViews = (() => {
     label: `token ${n}`, x: columns, y: columns.map((j) => (Number.isNaN(j) ? NaN : table.at(n, j))),
   })), { xLabel: "dimension", yLabel: "value", ramp: ramp(table.rows, "token") });
   const curve = (label, y) => ({ label, x: range(y.length), y });
-  const similarity = (table, title, options = {}) =>
-    heat(title, table, { colTitle: "position", barLabel: "product / greatest", ...options });
 
   const sinusoidal = {
     traces: (s) => {
@@ -36,15 +34,8 @@ tformer.peViews = (() => {
       return [lines("", s.dims.map((j) => curve(`dimension ${j} (${pe.isSine(j, s.d_model, s.layout) ? "sine" : "cosine"})`, range(table.rows).map((i) => table.at(i, j)))),
         { xLabel: "position", yLabel: "value", yMin: -1.05, yMax: 1.05 })];
     },
-    gram: (s) => [similarity(pe.gram(sine(s), s.d_model / 2), "")],
-    distance: (s) => [lines("", [curve(`d_model ${s.d_model}`, pe.meanCosine(pe.sinusoidalFrequencies(s.d_model, s.base, s.layout), s.positions))],
-      { xLabel: "distance Δ", yLabel: "mean cos(Δ·ω)" })],
-    wavelengths: (s) => [lines("", [{ ...curve(s.layout, pe.sinusoidalFrequencies(s.d_model, s.base, s.layout).map((w) => (2 * Math.PI) / w)), points: s.d_model <= 64 }],
-      { xLabel: "pair", yLabel: "tokens in a period", logY: true })],
   };
   const rope = {
-    angles: (s) => [heat("", pe.ropeAngles(s.positions, s.head_dim, s.base),
-      { colours: "twilight", min: 0, max: 2 * Math.PI, colTitle: "pair", barLabel: "angle" })],
     circles: (s) => {
       const [cos, sin] = [pe.ropeCos(s.positions, s.head_dim, s.base), pe.ropeSin(s.positions, s.head_dim, s.base)];
       const pairs = s.dims;
@@ -54,22 +45,14 @@ tformer.peViews = (() => {
       }), { xLabel: "first coordinate", yLabel: "second coordinate", xMin: -1.05, xMax: 1.05, yMin: -1.05, yMax: 1.05, square: true,
         describe: (ring, m) => `pair ${pairs[ring]} at position ${m}: turned by ${number(m * pe.ropeFrequencies(s.head_dim, s.base)[pairs[ring]])} radians` })];
     },
-    decay: (s) => [lines("", [curve(`head of width ${s.head_dim}`, pe.meanCosine(pe.ropeFrequencies(s.head_dim, s.base), s.positions))],
-      { xLabel: "distance Δ", yLabel: "mean cos(Δ·θ)" })],
-    rotation: (s) => [heat("", pe.ropeTurned(s.positions, s.head_dim, s.base, s.layout),
-      { min: -Math.SQRT2, max: Math.SQRT2, colTitle: "coordinate" })],
   };
   const alibi = {
-    slopes: (s) => [lines("", [{ label: `${s.heads} heads`, x: range(s.heads, 1), y: pe.slopes(s.heads), points: true }],
-      { xLabel: "head", yLabel: "slope", logY: true })],
     bias: (s) => {
       const slope = pe.slopes(s.heads)[s.head - 1];
       return [heat(`Head ${s.head}: slope ${number(slope)}`, pe.table(s.positions, s.positions, (i, j) => -slope * Math.abs(i - j)),
         { colours: "viridis", min: undefined, max: 0, rowTitle: "query", colTitle: "key", barLabel: "bias",
           mask: s.causal ? (i, j) => j > i : undefined, maskLabel: "masked: later keys" })];
     },
-    decay: (s) => [lines("", pe.slopes(s.heads).map((slope, n) => ({ ...curve(`head ${n + 1}`, range(s.positions).map((d) => Math.exp(-slope * d))) })),
-      { xLabel: "distance Δ", yLabel: "factor" })],
   };
   // A learned bias has the buckets of its model, wherever the sliders stand.
   const learnedBucket = (offset, both) => pe.bucket(offset, data.settings.buckets, data.settings.max_distance, both);
@@ -88,13 +71,8 @@ tformer.peViews = (() => {
         colLabel: (j) => String(j - reach), barLabel: "bias", aspect: 2.2 })];
     },
   };
-  const shawTable = (name) => (s, learned) => {
-    const table = learned.tables[name], k = (table.rows - 1) / 2;
-    return [heat("", table, { ...bounded(table), rowTitle: "clipped distance", rowLabel: (i) => String(i - k) })];
-  };
   const shaw = {
     index: (s) => [heat("", pe.shawIndex(s.positions, s.clip), { colours: "viridis", min: 0, max: 2 * s.clip, rowTitle: "query i", colTitle: "key j", barLabel: "row" })],
-    keys: shawTable("keys"), values: shawTable("values"),
   };
   const patch2d = {
     similarity: (s) => {
@@ -111,7 +89,6 @@ tformer.peViews = (() => {
         describe: (i, j) => (Number.isNaN(table.at(i, j)) ? "between maps" :
           `patch (${Math.floor(i / step)}, ${Math.floor(j / step)}) with patch (${inner(i)}, ${inner(j)}): ${number(table.at(i, j))}`) })];
     },
-    heatmap: (s) => [heat("", pe.patch2d(s.grid, s.d_model, s.base), { rowTitle: "patch" })],
   };
   const first = (table, rows) => pe.table(Math.min(rows, table.rows), table.cols, (i, j) => table.at(i, j));
   const unit = (table) => {
@@ -119,22 +96,7 @@ tformer.peViews = (() => {
     return pe.table(table.rows, table.cols, (i, j) => table.at(i, j) / length[i]);
   };
   const learned = {
-    traces: (s, l) => [trace(first(l.tables.weight, s.positions), [...range(l.tables.weight.cols)], "All dimensions")],
-    heatmap: (s, l) => { const t = first(l.tables.weight, s.positions); return [heat("", t, { ...bounded(t) })]; },
-    similarity: (s, l) => [similarity(pe.gram(unit(first(l.tables.weight, s.positions)), 1), "", { barLabel: "cosine" })],
-    norms: (s, l) => { const t = first(l.tables.weight, s.positions); return [lines("", [curve(l.name, range(t.rows).map((i) => Math.hypot(...t.row(i))))], { xLabel: "position", yLabel: "length", legend: false })]; },
-    pca: (s, l) => {
-      const path = l.path.slice(0, s.positions), parts = Math.min(24, path.length), cut = (n) => Math.floor((n * path.length) / parts);
-      return [lines("", ramped(parts, (n) => {
-        const piece = path.slice(cut(n), cut(n + 1) + 1);
-        return { label: `position ${cut(n)} on`, x: piece.map((p) => p[0]), y: piece.map((p) => p[1]), points: path.length <= 256 };
-      }), { xLabel: "first component", yLabel: "second component", ramp: ramp(path.length, "position"), square: true,
-        describe: (part, n) => `position ${cut(part) + n}: ${path[cut(part) + n].map(number).join(", ")}` })];
-    },
-    beside: (s, l) => {
-      const t = first(l.tables.weight, s.positions), even = t.cols + (t.cols % 2);
-      return [heat("Learned", t, { ...bounded(t) }), heat("Sinusoidal", first(pe.sinusoidal(t.rows, even, s.base, "interleaved"), t.rows), {})];
-    },
+    similarity: (s, l) => [heat("", pe.gram(unit(first(l.tables.weight, s.positions)), 1), { colTitle: "position", barLabel: "cosine" })],
   };
   const COSINES = {
     sinusoidal: (s) => [curve(`sinusoidal, d_model ${s.d_model}`, pe.meanCosine(pe.sinusoidalFrequencies(s.d_model, s.base, "interleaved"), s.positions))],

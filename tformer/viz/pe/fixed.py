@@ -1,7 +1,7 @@
 """Plots of fixed positional encodings: added to the embeddings, rotating queries and keys, or added to scores.
 
 All numbers come from the modules of training (`tformer.nn.positions`): sinusoidal, patch2d and rope by their `formula`
-in double precision (and rope's `rotate`), alibi and T5 by their slopes and buckets, Shaw by its `score`.
+in double precision, alibi and T5 by their slopes and buckets, Shaw by its `score`.
 """
 
 from __future__ import annotations
@@ -42,14 +42,6 @@ def sine_dimensions(settings: Settings) -> Numbers:
     """The columns of sines; the others are cosines."""
     half = settings.d_model // 2
     return np.arange(half, dtype=float) * (2 if settings.layout_used == "interleaved" else 1)
-
-
-def wavelengths(settings: Settings) -> Numbers:
-    """Tokens in one period of each pair, [d_model / 2], from the sine's angle at position 1."""
-    pair = sinusoidal_table(settings, 2)[1]
-    sines = sine_dimensions(settings).astype(int)
-    cosines = sines + (1 if settings.layout_used == "interleaved" else settings.d_model // 2)
-    return 2 * np.pi / np.arctan2(pair[sines], pair[cosines])
 
 
 def distance_curve(table: Numbers) -> Numbers:
@@ -101,25 +93,6 @@ def waves(view: View, settings: Settings) -> Plot:
     return Lines("position", "value", [counted_line(f"dimension {dim}", table[:, dim]) for dim in dims])
 
 
-def similarity_heat(matrix: Numbers, label: str) -> Heat:
-    return counted_heat(matrix, "position", "position", "RdBu_r", -1, 1, label)
-
-
-def gram(view: View, settings: Settings) -> Plot:
-    table = sinusoidal_table(settings, view.rows(settings))
-    return similarity_heat(table @ table.T / (settings.d_model / 2), "product / greatest")
-
-
-def distance(view: View, settings: Settings) -> Plot:
-    curve = distance_curve(sinusoidal_table(settings, view.rows(settings)))
-    return Lines("distance Δ", "mean cos(Δ·ω)", [counted_line(f"d_model {settings.d_model}", curve)])
-
-
-def wavelength(view: View, settings: Settings) -> Plot:
-    lines = [counted_line(settings.layout_used, wavelengths(settings))]
-    return Lines("pair", "tokens in a period", lines, log_y=True)
-
-
 def patch_table(settings: Settings) -> Numbers:
     """[grid * grid, d_model] in double precision, without a class token."""
     options = Patch2dOptions(base=settings.base)
@@ -140,39 +113,19 @@ def patch_similarity(view: View, settings: Settings) -> Plot:
     return Heat(tiled, names, names, "row of patches", "column of patches", "viridis", None, 1.0, "cosine similarity")
 
 
-def patch_heatmap(view: View, settings: Settings) -> Plot:
-    return table_heat(patch_table(settings), rows="patch")
-
-
 # --- inside attention ------------------------------------------------------------------------------------------------
-
-
-def _rope(settings: Settings, rows: int) -> RopePositions:
-    layout = settings.layout_used if settings.encoding == "rope" else "halves"
-    options = RopeOptions(layout=layout, base=settings.base)  # type: ignore[arg-type]
-    return RopePositions(options, head_dim=settings.head_dim, max_seq_len=rows)
 
 
 def rope_turns(settings: Settings, rows: int) -> tuple[Numbers, Numbers]:
     """Cosine and sine of each pair's angle, [rows, head_dim / 2] each, in double precision."""
-    cos, sin = _rope(settings, rows).formula(torch.arange(rows)).chunk(2, dim=-1)
+    module = RopePositions(RopeOptions(base=settings.base), head_dim=settings.head_dim, max_seq_len=rows)
+    cos, sin = module.formula(torch.arange(rows)).chunk(2, dim=-1)
     return cos.numpy(), sin.numpy()
-
-
-def rope_angles(settings: Settings, rows: int) -> Numbers:
-    """Angle of each pair at each position, in [0, 2π)."""
-    cos, sin = rope_turns(settings, rows)
-    return np.arctan2(sin, cos) % (2 * np.pi)
 
 
 def rope_curve(settings: Settings, rows: int) -> Numbers:
     """Mean cosine over the pairs at each distance, [rows]."""
     return rope_turns(settings, rows)[0].mean(axis=1)
-
-
-def angles(view: View, settings: Settings) -> Plot:
-    values = rope_angles(settings, view.rows(settings))
-    return counted_heat(values, "position", "pair", "twilight", 0.0, 2 * np.pi, "angle")
 
 
 def circles(view: View, settings: Settings) -> Plot:
@@ -186,33 +139,9 @@ def circles(view: View, settings: Settings) -> Plot:
     return Lines("first coordinate", "second coordinate", lines, points=True, square=True)
 
 
-def rope_decay(view: View, settings: Settings) -> Plot:
-    curve = rope_curve(settings, view.rows(settings))
-    return Lines("distance Δ", "mean cos(Δ·θ)", [counted_line(f"head of width {settings.head_dim}", curve)])
-
-
-def rotated(settings: Settings, rows: int) -> Numbers:
-    """A vector of ones rotated to each position, [rows, head_dim]; fp32, as in training."""
-    pos = torch.arange(rows).unsqueeze(0)
-    ones = torch.ones(1, 1, rows, settings.head_dim)
-    turned, _ = _rope(settings, rows).rotate(ones, ones, pos, pos)
-    return turned[0, 0].double().numpy()
-
-
-def rotation(view: View, settings: Settings) -> Plot:
-    values = rotated(settings, view.rows(settings))
-    return counted_heat(values, "position", "coordinate", "RdBu_r", -(2**0.5), 2**0.5, "value")
-
-
 def some_heads(count: int) -> dict[int, None]:
     """The first, the middle and the last of the heads, from 1."""
     return dict.fromkeys((1, (count + 1) // 2, count))
-
-
-def slopes(view: View, settings: Settings) -> Plot:
-    y = np.array(alibi_slopes(settings.heads))
-    line = Line(f"{settings.heads} heads", np.arange(1, len(y) + 1, dtype=float), y)
-    return Lines("head", "slope", [line], log_y=True, points=True)
 
 
 def alibi_bias(settings: Settings, head: int, rows: int) -> Numbers:
@@ -229,12 +158,6 @@ def bias(view: View, settings: Settings) -> list[Plot]:
         )
         for head in settings.dims or some_heads(settings.heads)
     ]
-
-
-def alibi_decay(view: View, settings: Settings) -> Plot:
-    rows, heads = view.rows(settings), settings.dims or range(1, settings.heads + 1)
-    lines = [counted_line(f"head {head}", np.exp(alibi_bias(settings, head, rows)[0])) for head in heads]
-    return Lines("distance Δ", "factor", lines)
 
 
 def bucket_of(settings: Settings, offsets: Numbers, *, bidirectional: bool) -> Numbers:

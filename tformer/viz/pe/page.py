@@ -15,7 +15,7 @@ from tformer.nn.positions import POSITIONS
 from tformer.nn.positions.biases import alibi_slopes
 from tformer.support.errors import InputError
 from tformer.viz.page import render_page
-from tformer.viz.pe.fixed import bucket_of, fp32_error, patch_table, rope_turns, rotated, shaw_index, sinusoidal_table
+from tformer.viz.pe.fixed import bucket_of, fp32_error, patch_table, rope_turns, shaw_index, sinusoidal_table
 from tformer.viz.pe.learned import RANDOM, Table
 from tformer.viz.pe.selection import choose_view, plots_of, views_of
 from tformer.viz.pe.settings import ENCODINGS, LAYOUTS, Settings
@@ -25,7 +25,7 @@ from tformer.viz.plots import Heat, Numbers, Plot
 SAMPLES = 48  # reference values of each table
 ROWS = 500
 
-Case = dict[str, Any]  # name, arguments, values as [row, column, value]; fp32: values rounded to fp32
+Case = dict[str, Any]  # name, arguments, values as [row, column, value]
 
 
 def reference_cases(settings: Settings) -> list[Case]:
@@ -36,13 +36,9 @@ def reference_cases(settings: Settings) -> list[Case]:
             at = replace(settings, encoding="sinusoidal", layout=layout, d_model=d_model, base=base)
             cases.append(_case("sinusoidal", [ROWS, d_model, base, layout], sinusoidal_table(at, ROWS)))
     for head_dim, base in ((64, settings.base), (2, 500000.0)):
-        at = replace(settings, encoding="rope", layout=None, d_model=head_dim, heads=1, base=base)
-        cosines, sines = rope_turns(at, ROWS)
+        cosines, sines = rope_turns(replace(settings, d_model=head_dim, heads=1, base=base), ROWS)
         cases.append(_case("ropeCos", [ROWS, head_dim, base], cosines))
         cases.append(_case("ropeSin", [ROWS, head_dim, base], sines))
-        for layout in LAYOUTS["rope"]:
-            turned = rotated(replace(at, layout=layout), 64)
-            cases.append({**_case("ropeTurned", [64, head_dim, base, layout], turned), "fp32": True})
     for heads in {settings.heads, 8, 12}:
         cases.append(_case("alibiSlopes", [heads], np.array(alibi_slopes(heads))[:, None]))
     offsets = np.arange(-300, 301, dtype=float)
@@ -173,14 +169,9 @@ def _learned(settings: Settings, table: Table) -> tuple[dict[str, Any], dict[str
         weight = table.weight[: settings.positions] if settings.positions else table.weight
         embed("weight", weight)
         shown = Table(table.encoding, table.name, weight=weight)
-        found["path"] = np.round(shown.path(), 6).tolist()
         curve = similarity_curve(shown.similarity(min(len(weight), 1024)), 512)
         found["curves"] = {"learned": np.round(curve / curve.max(), 6).tolist()}
     if table.bias is not None:
         embed("bias", table.bias)
         found["bidirectional"] = table.bidirectional
-    for name in ("keys", "values"):
-        numbers = getattr(table, name)
-        if numbers is not None:
-            embed(name, numbers)
     return found, blobs

@@ -15,7 +15,7 @@ from tformer.nn.positions import POSITIONS, Positions, PositionSizes
 from tformer.support.errors import InputError, did_you_mean, visible
 from tformer.viz.pe.fixed import some_heads, table_heat
 from tformer.viz.pe.learned import Table
-from tformer.viz.pe.settings import ENCODINGS, OPTIONS, Settings, View
+from tformer.viz.pe.settings import ENCODINGS, LAYOUTS, OPTIONS, Settings, View
 from tformer.viz.pe.views import VIEWS
 from tformer.viz.plots import Numbers, Plot, counted_heat, plots_to_json
 
@@ -30,7 +30,7 @@ def read_run(
     Args:
         settings: keeps the values that are not the model's own: positions, dims, compare.
         stack: encoder or decoder; None: the first with positions (of the kind `encoding`).
-        layer: number of the layer, for a kind with tables per layer.
+        layer: number of the layer, where they differ.
         encoding: the kind to show; None: any.
 
     Raises:
@@ -67,31 +67,29 @@ def read_run(
         d_model = module.head_dim * heads
     names = ("base", "layout", "buckets", "max_distance", "clip")
     own = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    if options.kind not in LAYOUTS:
+        own.pop("layout", None)
     if options.kind == "patch2d":
         own["grid"] = module.num_columns
     settings = replace(settings, encoding=options.kind, d_model=d_model, heads=heads, **own)
     path = loaded.path
     run_name = visible(path.parents[1].name if path.parent.name == "checkpoints" else path.parent.name)
     table = Table(options.kind, f"{path.name} of {run_name}, {side}", loaded.step > 0 or loaded.imported)
-    return settings, _with_numbers(table, module, layer)
+    return settings, _with_numbers(table, module)
 
 
-def _with_numbers(table: Table, module: Any, layer: int) -> Table | None:
-    def numbers(parameter: Any) -> Numbers | None:
-        return None if parameter is None else parameter.detach().double().cpu().numpy()
+def _with_numbers(table: Table, module: Any) -> Table | None:
+    def numbers(parameter: Any) -> Numbers:
+        found: Numbers = parameter.detach().double().cpu().numpy()
+        return found
 
     if table.encoding in ("learned", "learned_t5_bias"):
-        weight = numbers(module.weight)
-        assert weight is not None
-        table = replace(table, weight=weight[module.options.offset :])
+        table = replace(table, weight=numbers(module.weight)[module.options.offset :])
         if table.encoding == "learned":
             return table
         module = module.relative
     if table.encoding in ("t5_bias", "learned_t5_bias"):
         return replace(table, bias=numbers(module.weight), bidirectional=module.bidirectional)
-    if table.encoding == "shaw":
-        name = f"{table.name}, layer {layer}"
-        return replace(table, name=name, keys=numbers(module.keys), values=numbers(module.values))
     return None if table.encoding in VIEWS else replace(table, module=module)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
 from tformer.nn.positions import POSITIONS, PositionOptions
@@ -13,11 +13,8 @@ from tformer.viz.plots import Plot
 
 OPTIONS: dict[str, Any] = {options.kind: options for options in get_args(PositionOptions)}
 ENCODINGS = tuple(kind for kind, module in POSITIONS.items() if module.has_embed or module.acts_in_attention)
-LAYOUTS: dict[str, tuple[str, ...]] = {
-    kind: get_args(get_type_hints(options)["layout"])
-    for kind, options in OPTIONS.items()
-    if "layout" in (field.name for field in fields(options))
-}
+LAYOUTS: dict[str, tuple[str, ...]] = {"sinusoidal": get_args(get_type_hints(OPTIONS["sinusoidal"])["layout"])}
+"""The layouts that change a picture: in that of RoPE only the pairs stand elsewhere."""
 ALL = ("all",)  # --compare all: every kind with a curve
 MAX_D_MODEL, MAX_POSITIONS, MAX_HEADS = 8192, 4096, 256
 
@@ -29,7 +26,7 @@ class Settings:
     Attributes:
         positions: number of tokens; None: the default of each view.
         dims: dimensions (rope: pairs; alibi: heads) to draw in views of single ones; None: a few.
-        layout: of sinusoidal's columns or rope's pairs; None: the kind's first.
+        layout: of sinusoidal's columns; None: the first.
         clip: Shaw's k. grid: patches along a side.
         compare: kinds in the view that overlays them.
     """

@@ -85,11 +85,6 @@ def curves(view: View, settings: Settings, table: Table | None = None) -> list[P
 
 # --- names, titles and captions --------------------------------------------------------------------------------------
 
-SAME_CURVE = (
-    "The mean of cos(Δ·ω) over all frequencies: the sinusoidal Gram matrix and RoPE's product of two all-ones "
-    "vectors are this same function of the distance Δ, at equal width and base."
-)
-
 VIEWS: dict[str, dict[str, View]] = {
     "sinusoidal": {
         "traces": View(
@@ -110,73 +105,16 @@ VIEWS: dict[str, dict[str, View]] = {
             "Each dimension is a sine or a cosine of the position; its wavelength grows geometrically with the index.",
             fixed.waves,
         ),
-        "gram": View(
-            "Gram matrix: products of all pairs of tokens",
-            "Every diagonal has one value (the matrix is Toeplitz): the product of two tokens' vectors depends on "
-            "their distance alone, not on where they stand.",
-            fixed.gram,
-        ),
-        "distance": View(
-            "Product of two encodings against their distance",
-            SAME_CURVE + " It falls from 1 in ripples and is even: earlier and later tokens give the same product.",
-            fixed.distance,
-            512,
-        ),
-        "wavelengths": View(
-            "Wavelength of each pair",
-            "From 2π tokens for the first pair towards 2π·base for the last; a straight line on this logarithmic axis.",
-            fixed.wavelength,
-        ),
     },
     "learned": {
-        "traces": View(
-            "Traces of the table, one per token",
-            "Each line is one position's learned vector, read along the dimension index.",
-            learned.traces,
-            50,
-            True,
-        ),
-        "heatmap": View(
-            "Position × dimension",
-            "The learned table as it is. Structure along the rows means that training found position useful; a "
-            "table of noise has not learned yet.",
-            learned.heatmap,
-            needs_run=True,
-        ),
         "similarity": View(
             "Cosine similarity of all pairs of positions",
             "A bright band along the diagonal means that neighbouring positions have similar vectors.",
             learned.similarity,
             needs_run=True,
         ),
-        "norms": View(
-            "Length of each position's vector",
-            "Positions that training seldom saw keep the length of their initialization; the first ones often "
-            "stand out.",
-            learned.norms,
-            needs_run=True,
-        ),
-        "pca": View(
-            "The path through the two main directions",
-            "Positions along the first two principal components. A smooth curve means that neighbouring positions "
-            "have similar vectors.",
-            learned.pca,
-            needs_run=True,
-        ),
-        "beside": View(
-            "Beside the sinusoidal encoding",
-            "The learned table and sines of the same size, each on its own scale: few models rediscover sines exactly.",
-            learned.beside,
-            needs_run=True,
-        ),
     },
     "rope": {
-        "angles": View(
-            "Angle of each pair, modulo 2π",
-            "Pair i of a query or key at position m is turned by m·θᵢ. The colours are cyclic: the first pairs go "
-            "round every few tokens, the last hardly leave 0.",
-            fixed.angles,
-        ),
         "circles": View(
             "Pairs on their circles",
             "Each ring is one pair, its points the first positions: equal steps along the circle, large for the "
@@ -184,38 +122,14 @@ VIEWS: dict[str, dict[str, View]] = {
             fixed.circles,
             12,
         ),
-        "decay": View(
-            "Mean cosine against distance",
-            SAME_CURVE + " The score of a matching query and key falls, in ripples, with their distance.",
-            fixed.rope_decay,
-            512,
-        ),
-        "rotation": View(
-            "One vector, turned",
-            "A head's vector of ones as it is turned for each position, by the module that training uses: its "
-            "length never changes, only the direction of its pairs.",
-            fixed.rotation,
-        ),
     },
     "alibi": {
-        "slopes": View(
-            "Slope of each head",
-            "A geometric series: the first head sees only its neighbourhood, the last nearly everything.",
-            fixed.slopes,
-        ),
         "bias": View(
             "Bias added to the scores",
             "Minus the slope times the distance: nothing on the diagonal, ever more against far keys. A causal "
             "model uses the part below the diagonal.",
             fixed.bias,
             32,
-        ),
-        "decay": View(
-            "What the bias does to a weight",
-            "exp(−slope·Δ), by which softmax multiplies the weight of a key at distance Δ: each head has its own "
-            "range.",
-            fixed.alibi_decay,
-            128,
         ),
     },
     "t5_bias": {
@@ -243,18 +157,6 @@ VIEWS: dict[str, dict[str, View]] = {
             fixed.index,
             48,
         ),
-        "keys": View(
-            "Learned vectors on the keys",
-            "A row per clipped distance: what a query is compared with, beside the key itself.",
-            learned.shaw("keys"),
-            needs_run=True,
-        ),
-        "values": View(
-            "Learned vectors on the values",
-            "A row per clipped distance: what is mixed in, beside the value itself.",
-            learned.shaw("values"),
-            needs_run=True,
-        ),
     },
     "patch2d": {
         "similarity": View(
@@ -263,19 +165,14 @@ VIEWS: dict[str, dict[str, View]] = {
             "column add up, so a patch stays closest to those of its own row and its own column.",
             fixed.patch_similarity,
         ),
-        "heatmap": View(
-            "Patch × dimension",
-            "Patches count row by row. The first half of the dimensions encodes the column and repeats with every "
-            "row of patches; the second encodes the row.",
-            fixed.patch_heatmap,
-        ),
     },
     "compare": {
         "curves": View(
             "Kinds against the distance, side by side",
             "What position alone does to a score. Mean cosine: of two tokens' vectors (sinusoidal, learned), or of the "
             "angles between a query and a key (RoPE). Added to the score: a straight line for each head (ALiBi), or a "
-            "learned value for each bucket (T5).",
+            "learned value for each bucket (T5). At equal width and base the products of sinusoidal vectors and of "
+            "vectors of ones turned by RoPE are the same function of the distance.",
             curves,
         ),
     },
