@@ -108,7 +108,7 @@ _tried: dict[bool, ctypes.CDLL | None] = {}  # the result of the first call, by 
 
 
 def load(*, may_build: bool = True) -> ctypes.CDLL | None:
-    """The library, built if necessary (one or two seconds, once per machine); None where there is no library.
+    """The library, built if necessary (about six seconds of a core, once per machine); None where there is no library.
 
     may_build: False: use an existing library only; for work that is shorter than a build.
     """
