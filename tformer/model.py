@@ -29,7 +29,7 @@ from tformer.nn.taps import Replacement, Tap, TapSink, check_taps, scoped
 
 
 class StackInputs(NamedTuple):
-    """What one stack reads: token ids, or pixels [B, C, height, width], and what is known of each position, all [B, T].
+    """Inputs of one stack: token ids or pixels [B, C, height, width], and numbers and masks of each position [B, T].
 
     memory: the encoder's output [B, S, D] for a decoder beside it; memory_mask: its padding [B, S].
     """

@@ -145,7 +145,7 @@ class LayerCache:
         return self.keys, self.values, end
 
     def use_rows(self, keys: Tensor, values: Tensor, lengths_B: Tensor, *, length: int) -> None:
-        """Use rows of a memory that the caller owns, of which `lengths_B` slots are in use, `length` at most."""
+        """Use rows of the caller's memory. Row b has `lengths_B[b]` slots in use, at most `length`."""
         self._keys, self._values = _Storage(keys), _Storage(values)
         self.lengths_B, self.length = lengths_B, length
 
@@ -335,7 +335,7 @@ class ModelCache:
             mine.append(theirs.keys[row : row + 1, :, slots], theirs.values[row : row + 1, :, slots])
 
     def put_ids(self, ids_BT: Tensor, *, before: int) -> Tensor:
-        """Keep the tokens of the next T slots; returns those of the `before` slots in front, -1 for none.
+        """Store the tokens of the next T slots; returns the tokens of the `before` slots in front (-1: none).
 
         Called before `advance`. ValueError when the slots do not fit.
         """

@@ -107,7 +107,7 @@ def pool_weighted(hidden_BTD: Tensor, mask_BT: Tensor | None, scores_BT: Tensor)
 
 @dataclass(frozen=True)
 class PoolingKind:
-    """How a head reads one vector of a sequence.
+    """A way in which a head reads one vector from a sequence.
 
     Attributes:
         meaning: what it takes of the hidden states.

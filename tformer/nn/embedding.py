@@ -1,4 +1,4 @@
-"""Input embeddings of a stack: what all have in common, and tokens. `patches` has those of images.
+"""Input embeddings of a stack: the common base class and tokens; images are in `patches`.
 
     (token + n-grams) (· √d) + token type → convolution → + position → norm → dropout → project
 

@@ -84,7 +84,10 @@ class FixedCache:
         return self.key_positions, self.key_valid
 
     def put_ids(self, ids_R1: Tensor, *, before: int) -> Tensor:
-        """Keep the newest token; returns those of the `before` slots in front, -1 for none. Before `advance`."""
+        """Store the newest token; returns the tokens of the `before` slots in front (-1: none).
+
+        Called before `advance`.
+        """
         assert self.key_ids is not None
         self.key_ids.index_copy_(1, self.slot, ids_R1)
         near = self.slot - before + torch.arange(before, device=self.slot.device)

@@ -194,7 +194,7 @@ class NoDraws(TorchFunctionMode):
 
 
 def tie_embeddings(follower: nn.Module, owner: nn.Module) -> dict[str, str]:
-    """Replace embedding tables of `follower` by those of `owner`: {parameter name in `follower`: name in `owner`}.
+    """Share `owner`'s embedding tables with `follower`; returns {parameter name in `follower`: name in `owner`}.
 
     For ELECTRA (arXiv 2003.10555, section 3.2): the discriminator sees every token, so its tables learn from all of
     them. Shares the token table (with parameters tied to it, such as the output), token types and learned positions

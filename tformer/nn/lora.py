@@ -76,7 +76,7 @@ class Adapter(nn.Module):
         yield from zip(self.projections, self.a.split(self.rank), self.b.split(sizes), lengths, strict=True)
 
     def forward(self, x: Tensor, out: Tensor, linear: Linear) -> Tensor:
-        """The adapted product [*, O] of x [*, D]; `out` is that of the frozen layer."""
+        """The adapted product [*, O] of x [*, D]; `out` is the frozen layer's product."""
         x, bias = dropout(x, self.dropout, self.training), linear.bias
         low = F.linear(x, self.a.to(x.dtype)) * self.scale
         frozen = None
@@ -110,7 +110,7 @@ class Adapter(nn.Module):
 
     @torch.no_grad()
     def merged(self, weight_OD: Tensor) -> Tensor:
-        """The one matrix, fp32 [O, D], whose product is that of `weight_OD` with the adapters."""
+        """`weight_OD` merged with the adapters: one fp32 matrix [O, D] with the same product."""
         merged = weight_OD.float().clone()
         for projection, a, b, length in self.factors():
             rows = merged[projection.start : projection.stop]
@@ -121,7 +121,7 @@ class Adapter(nn.Module):
 
 
 def _lengths(weight_OD: Tensor) -> Tensor:
-    """[O]: the lengths of rows, by which DoRA divides; above 0, so that a row of zeros stays one."""
+    """Lengths of the rows [O], by which DoRA divides; above 0, so that a row of zeros stays zero."""
     return weight_OD.norm(dim=1).clamp(min=torch.finfo(weight_OD.dtype).tiny)
 
 

@@ -296,7 +296,7 @@ def _block_loss(logits_nV: Tensor, labels_n: Tensor, settings: _Settings) -> _Bl
 
 
 def _is_first_best(logits_nV: Tensor, labels_n: Tensor, candidate_n: Tensor) -> Tensor:
-    """Whether `argmax` chooses the label, bool [n]: in 16 bits several classes may have the highest logit."""
+    """True where `argmax` chooses the label, bool [n]; in 16 bits several classes may share the highest logit."""
     # Finding the rows would wait for a GPU.
     if labels_n.device.type != "cpu" or torch.compiler.is_dynamo_compiling():
         return candidate_n & (logits_nV.argmax(-1) == labels_n)

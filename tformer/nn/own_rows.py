@@ -1,4 +1,4 @@
-"""Builds a model of which this process stores only its FSDP2 rows: some rows of each parameter.
+"""Builds a model in FSDP2 shards: this process stores some rows of each parameter.
 
 Their parameters are on the meta device. Every number is drawn as by one process, since it depends on the draws before
 it, but a tensor is whole only while its module is initialized.
@@ -70,7 +70,7 @@ class OwnRows:
 
 
 class NoRows(OwnRows):
-    """No rows of models whose numbers come from elsewhere: nothing is drawn, and buffers alone are there."""
+    """Builds a model without rows, whose numbers come from elsewhere: only buffers exist and no number is drawn."""
 
     def __init__(self) -> None:
         super().__init__(lambda count: slice(0))

@@ -108,7 +108,7 @@ class KernelProduct:
         return self.kernel(x) if self.takes(x) else self.other(x)  # type: ignore[misc]
 
     def takes(self, x: Tensor) -> bool:
-        """Whether the kernels multiply this number of rows."""
+        """Whether the kernels multiply an x of this many rows."""
         return self.other is None or self.most is None or x.numel() <= self.most * x.shape[-1]
 
 

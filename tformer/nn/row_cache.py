@@ -26,12 +26,12 @@ ROOM = 64
 
 
 class RowCache(ModelCache):
-    """Keys and values of rows of different lengths; `lengths`: those of the rows in use."""
+    """Keys and values of rows of different lengths; `lengths` has the length of each row in use."""
 
     has_lengths = True
 
     def __init__(self, empty: ModelCache) -> None:
-        """`empty`: a cache of the model that holds keys and values; its capacity is that of every row."""
+        """`empty`: a cache of the model that holds keys and values; every row gets its capacity."""
         device, capacity = empty.key_positions.device, empty.capacity
         super().__init__(empty.layers, batch_size=1, capacity=capacity, device=device, kernels=empty.kernels)
         self.key_positions = torch.arange(capacity, device=device).unsqueeze(0)

@@ -351,6 +351,6 @@ class Stack(nn.Module):
 
 
 def _is_plain_step(x_BTD: Tensor) -> bool:
-    """Whether this is one new position of each row, in eager inference on a CPU."""
+    """True for one new position of each row in eager inference on a CPU."""
     plain = x_BTD.device.type == "cpu" and x_BTD.shape[1] == 1
     return plain and not torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling()

@@ -114,7 +114,7 @@ def scheduled_rate(schedule: DropHeadSchedule, step: Step) -> float:
 
 
 class SharedDraws:
-    """Random numbers of a micro-batch that several processes share, the same as those of one process.
+    """Random numbers of a micro-batch that several processes share, equal to the numbers that one process would draw.
 
     One process draws from torch's global generator. Here that generator differs from process to process, for plain
     dropout, so these numbers have a separate generator: every process draws for all rows and uses those of its rows.
@@ -143,7 +143,7 @@ class SharedDraws:
         return torch.cat(drawn.split(sizes)[self.rows])
 
     def repeated(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Context managers of a checkpointed block's two forwards: the second draws what the first drew."""
+        """Context managers of a checkpointed block's two forwards: both draw the same numbers."""
         generators = list(self._generators.values())
         first = [generator.get_state() for generator in generators]
 
@@ -193,7 +193,7 @@ class DropHead(nn.Module):
             self.rate = scheduled_rate(self.schedule, step)
 
     def forward(self, out_BHTv: Tensor) -> Tensor:
-        """The heads' outputs times their gates; unchanged, and nothing drawn, in evaluation and at rate 0."""
+        """The heads' outputs times their gates; in evaluation and at rate 0 unchanged, without a draw."""
         if not self.training or self.rate == 0.0:
             return out_BHTv
         gates = drop_heads(out_BHTv.shape[0], out_BHTv.shape[1], self.rate, out_BHTv.device, shared=self.shared)
@@ -224,7 +224,7 @@ class LayerDropOptions:
 
 
 def solve_offset(logits: Sequence[float], mean: float) -> float:
-    """The c for which the mean of σ(a_d + c) is `mean`, between 0 and 1, to the last bits."""
+    """Solve mean(σ(a_d + c)) = `mean` for c by bisection, to the last bits; 0 < `mean` < 1."""
     middle = math.log(mean / (1.0 - mean))
     low, high = middle - max(logits), middle - min(logits)
     for _ in range(BISECTIONS):
@@ -254,7 +254,7 @@ def _sigmoid(x: float) -> float:
 
 
 class Draw(NamedTuple):
-    """Which layers one forward pass keeps.
+    """The layers that one forward pass keeps.
 
     keep: for each layer.
     slack_L: zeros with the gradient of the learned rates; None if the rates are fixed.
@@ -317,7 +317,7 @@ class LayerDrop(nn.Module):
 
     @outside_graphs
     def forward(self) -> Draw | None:
-        """The decisions of one forward pass; None, and nothing drawn, in evaluation and where all rates are 0."""
+        """The decisions of one forward pass; None, without a draw, in evaluation and where all rates are 0."""
         if not self.training or not any(self.fixed):
             return None
         # Drawn on the CPU for every device: the Python loop over the layers branches on the result.

@@ -193,7 +193,7 @@ class BigBirdOptions(ProjectionOptions):
 
 
 def _pattern(blocks: Blocks, start: int, of_queries: Tensor) -> Pattern:
-    """The window and the random blocks of blocks of queries [1, N], of which the first begins at slot `start`."""
+    """Window and random blocks for query blocks [1, N]. The first query block begins at slot `start`."""
     size, before = blocks.size, blocks.side * blocks.size
     after = 0 if blocks.causal else before
     slots = torch.arange(-before, size + after, device=of_queries.device)

@@ -85,7 +85,7 @@ class Blocks:
     count: Tensor
 
     def sees(self, q_block: Tensor, k_block: Tensor, random: Iterable[tuple[Tensor, Tensor]], count: Tensor) -> Tensor:
-        """Whether queries of some blocks see the keys of others, bool: the numbers of blocks are broadcast.
+        """Whether the queries in block `q_block` see the keys in block `k_block`; the numbers are broadcast.
 
         random: for each draw, the block that queries of q_block read and whether it exists, see `random`. count: of
         their rows. Causality within blocks is not part of it.

@@ -172,7 +172,7 @@ class AttentionInputs(NamedTuple):
 
     @property
     def taps_scores(self) -> bool:
-        """Whether a tap wants what the weights are made of, or what positions add to the output."""
+        """Whether a tap wants a tensor from which the weights are computed, or the positions' part of the output."""
         names = ("position_scores", "bias", "scores", "position_values")
         return self.taps is not None and any(self.taps.wants(self.tap_prefix + name) for name in names)
 

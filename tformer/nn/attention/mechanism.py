@@ -55,7 +55,7 @@ class ProjectionOptions:
         )
 
     def saved_values(self, *, queries: int, keys: int, values: int, itemsize: int, max_seq_len: int) -> float:
-        """How many numbers per token the backward pass needs, not counting Q, K, V and the output."""
+        """Numbers per token that the backward pass keeps beside Q, K, V and the output."""
         return 0.0
 
     @property
@@ -66,7 +66,7 @@ class ProjectionOptions:
 
 @dataclass(frozen=True)
 class AttentionSizes:
-    """Sizes and place of a mechanism. `layer` counts from 0; `causal` and `is_cross`: which attention of it this is."""
+    """Sizes of a mechanism, its layer (from 0), and whether it is causal or cross-attention."""
 
     d_model: int
     num_heads: int
@@ -197,7 +197,7 @@ class Mechanism(nn.Module):
         return []
 
     def reset_parameters(self, std: float) -> None:
-        """Draw the kind's own parameters and tables; `init.initialize` calls it. `std`: that of matrices."""
+        """Draw the kind's own parameters and tables; `std`: of matrices. `init.initialize` calls it."""
 
     def share_with(self, first: Mechanism) -> None:
         """Share parameters with the first layer of the kind in a stack. ValueError if that is impossible."""

@@ -297,7 +297,7 @@ class MultiHeadAttention(nn.Module):
         return x_BTx.view(batch, length, heads, width // heads).transpose(1, 2)
 
     def _kernel_step(self, qkv_BTx: Tensor, positions: Positions | None, cache: LayerCache) -> AttentionStep | None:
-        """The kernel for one new position of each row, where nothing comes between projection and scores, or None."""
+        """The kernel for one new position of each row; None where a step comes between projection and scores."""
         kernels = self.mechanism.kernels
         if kernels is None or qkv_BTx.shape[1] != 1:
             return None

@@ -98,7 +98,7 @@ Result = TypeVar("Result")
 
 
 class Features(NamedTuple):
-    """How queries and keys become features: directions [m, h] times the square root of the scale, scale and kernel."""
+    """Feature map of queries and keys: directions [m, h] times the square root of the scale, scale and kernel."""
 
     table: Tensor
     scale: float
@@ -360,7 +360,7 @@ class PerformerAttention(Mechanism):
         return StateBytes(0, numbers * max(torch.float32.itemsize, dtype.itemsize))
 
     def forward(self, inputs: AttentionInputs) -> Weighted:
-        """See `Mechanism`. The weights are those of the features; ValueError if earlier keys are in the sums only."""
+        """See `Mechanism`. The weights come from the features; ValueError if earlier keys are in the sums only."""
         q_BHTh, k_BKSh, v_BKSv, context = inputs[:4]
         state = inputs.state
         if context.document_ids is not None:
@@ -402,6 +402,6 @@ class PerformerOptions(ProjectionOptions):
         require(self.redraw_steps >= 0, f"redraw_steps must be at least 0, found {self.redraw_steps}")
 
     def saved_values(self, *, queries: int, keys: int, values: int, itemsize: int, max_seq_len: int) -> float:
-        """Q, K and V in fp32 beside those of a narrower dtype."""
+        """Numbers for fp32 copies of Q, K and V, which a narrower dtype needs."""
         fp32_bytes = torch.float32.itemsize
         return (queries + keys + values) * fp32_bytes / itemsize if itemsize < fp32_bytes else 0.0

@@ -250,7 +250,9 @@ REGISTER_WIDTH = 16  # fp32 numbers of a vector register
 
 
 def attend_few(inputs: AttentionInputs) -> Weighted:
-    """[B, H, T, v] and no weights. A C kernel, if there is one, reads keys and values once and rounds nothing between.
+    """Attention output [B, H, T, v] for few queries, without weights.
+
+    A C kernel, if there is one, reads keys and values once and does not round in between.
 
     A single query goes to the right, K q: products with one row on the left are slow. So is a softmax over rows that do
     not fill vector registers: scores are padded to a multiple of 16. Only the C kernel adds a bias.

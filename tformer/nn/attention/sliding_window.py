@@ -256,7 +256,7 @@ class SlidingWindowAttention(Mechanism):
         return attend(inputs._replace(k_BKSh=keys, v_BKSv=values, context=read_context))[0]
 
     def _blocks(self, inputs: AttentionInputs, tokens: GlobalTokens | None) -> Tensor:
-        """The rows of local queries, in blocks; those of global tokens are replaced afterwards."""
+        """Output rows of all queries as local ones, in blocks; the caller replaces the rows of global tokens."""
         context, fold = inputs.context, Fold(inputs.q_BHTh.shape[0], self.options.dilation)
         num_queries, num_keys = inputs.q_BHTh.shape[2], inputs.k_BKSh.shape[2]
         low = max(0, num_keys - num_queries - self.reach * fold.ways)

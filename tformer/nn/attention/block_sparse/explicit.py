@@ -32,7 +32,7 @@ def recomputes(pattern: Pattern, num_blocks: int, *, rows: int, keys: int) -> tu
 
 
 class _Read(NamedTuple):
-    """What the blocks of a chunk read: keys, values, or positions, for which K and x are 1."""
+    """Keys, values or positions that the blocks of a chunk read. For positions K and x are 1."""
 
     span: Tensor  # [B or 1, K, n, s, x]
     shared: Tensor | None  # [B or 1, K, R, x]
@@ -85,7 +85,7 @@ def attend_blocks_explicit(inputs: AttentionInputs, pattern: Pattern, shared: Ke
         return padded.unflatten(-2, (num_blocks, block)).split(size, dim=2)
 
     def read(x_BKSx: Tensor, shared_BKRx: Tensor | None) -> list[_Read]:
-        """What each chunk reads of x, [B or 1, K, S, x]."""
+        """The slots of x [B or 1, K, S, x] that each chunk reads."""
         low = whole.start - pattern.before
         slots = F.pad(x_BKSx, (0, 0, lead, trail)).narrow(2, low, (num_blocks - 1) * block + span)
         # Splits of one tensor are one node of the graph: its backward joins the chunks' gradients once.

@@ -27,7 +27,9 @@ def _compiled() -> Callable[..., Tensor]:
 
 
 def attend_flex(inputs: AttentionInputs, sees: SeesFunction) -> Tensor:
-    """[B, H, T, v]. A query that sees nothing gets zeros. Nothing T x S is made: the block mask is compiled as well.
+    """Attention output [B, H, T, v] without a T x S tensor: the block mask is compiled too.
+
+    A query that sees no key gets zeros.
 
     sees: the kind's pattern; the context's causality, padding and documents are added to it. ValueError for positions
     that change scores, and dropout.

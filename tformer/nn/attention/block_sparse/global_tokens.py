@@ -89,7 +89,7 @@ def put_rows(out_BHTv: Tensor, rows_BHRv: Tensor, tokens: GlobalTokens) -> Tenso
 def row_inputs(
     inputs: AttentionInputs, tokens: GlobalTokens, *, key_valid: Tensor | None, documents: Tensor | None, k_pos: Tensor
 ) -> AttentionInputs:
-    """Inputs of `attend` for the rows [B, H, R, v] of the global tokens, whose queries are those of `inputs`.
+    """Inputs of `attend` for the rows [B, H, R, v] of the global tokens, with the queries of `inputs`.
 
     key_valid: bool [B or 1, S]; documents: [B, S]; k_pos: positions of the keys.
     """

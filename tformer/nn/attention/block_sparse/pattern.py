@@ -33,7 +33,7 @@ KeysAndValues = tuple[Tensor, Tensor]
 
 
 class KeyNumbers(NamedTuple):
-    """Which queries may see some keys, and where the keys stand: four numbers of each key, [B or 1, keys].
+    """Four numbers of each key, [B or 1, keys]: they say where it stands and which queries may see it.
 
     valid: bool, False for keys that no query sees. documents: a key is seen by queries of its document. slots: a key is
     not seen by queries of an earlier slot. positions: read only by positions that change scores. None: no limit, or
@@ -178,7 +178,10 @@ def part_masks(pattern: Pattern, group: Group) -> list[Tensor | None]:
 
 
 def _mask(pattern: Pattern, group: Group, keys: KeyNumbers, of_blocks: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """Which of some keys the queries see; of_blocks: numbers [B or 1, keys] -> [b or 1, n or 1, 1, keys of a block]."""
+    """Mask of the keys that the queries see.
+
+    of_blocks: numbers [B or 1, keys] -> [b or 1, n or 1, 1, keys of a block].
+    """
     seen = None if keys.valid is None else of_blocks(keys.valid)
     if keys.slots is not None and pattern.keys.slots is not None:
         earlier = of_blocks(keys.slots) <= _of_queries(pattern.keys.slots, pattern, group)
