@@ -41,7 +41,7 @@ class Saver:
         return found
 
     def save(self, write: Callable[[], object]) -> None:
-        """Call `write`, now or in a thread, after the one before it has ended."""
+        """Call `write`, now or in a thread, after the previous save has ended."""
         self.finish()
         if self._in_background:
             # The thread ends with the process: a folder that it was writing is removed by the next save.

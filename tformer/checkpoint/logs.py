@@ -26,8 +26,10 @@ PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "pydantic")
 def describe_environment(
     *, device: str, data_fingerprint: str | None, command: Sequence[str] | None = None, kernels: str | None = None
 ) -> dict[str, Any]:
-    """The content of environment.json: versions, device, state of the C kernels (used in samples; default: those that
-    exist), command line (default: this process's), git commit of the code, fingerprint of the training data."""
+    """The content of environment.json: versions, device, C kernels, command line, git commit, fingerprint of the data.
+
+    command: by default this process's. kernels: those used in samples; by default those that exist.
+    """
     versions = {"tformer": __version__}
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):

@@ -216,7 +216,7 @@ def _finite(number: float | None) -> float | None:
 
 
 def _role(role: object, name: str, *, separate: bool) -> str:
-    """The role of a file; ValueError for an unknown one, and for that of another file. Tensors may be several files."""
+    """The role of a file; ValueError if it is unknown or belongs to another file. Tensors may be several files."""
     expected = file_names(separate=separate).get(str(role))
     several = role == "weights" and name.endswith(".safetensors") and name not in FILE_NAMES.values()
     stem = TENSOR_FILES.get(str(role), "").removesuffix(".safetensors")

@@ -1,4 +1,4 @@
-"""Checkpoints that several processes write: which of them writes which tensors, and their exchange while they do.
+"""Checkpoints written by several processes: the division of the tensors, and the exchange while they write.
 
 Each process writes separate files of whole tensors, beside an index for each role: the layout of Hugging Face
 (`model-00001-of-00004.safetensors`, `model.safetensors.index.json`). The leader makes the folder, waits for the records
@@ -33,7 +33,7 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True)
 class Division:
-    """Which process writes each tensor of a checkpoint.
+    """Assignment of a checkpoint's tensors to the processes that write them.
 
     Attributes:
         tensors: all of them; only shapes and dtypes are read here.
@@ -124,9 +124,9 @@ class Companions:
     gave_up: Callable[[], bool]
 
     def gather(self, folder: Path, own: Iterable[FileRecord]) -> list[FileRecord]:
-        """The records of all files with tensors: of this process, which leads, and of the others.
+        """The records of all files with tensors: the leader's (this process's) and the others'.
 
-        own: of this process; they are made when the others have been told to begin.
+        own: of this process; the iterable writes its files, after the others have begun.
         Raises LostError when another process fails. After an error the folder is removed.
         """
         self.worker.give(self._key("folder"), folder.name)

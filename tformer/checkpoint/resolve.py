@@ -199,7 +199,7 @@ def is_imported(folder: Path) -> bool:
 
 
 def _suggest_run(path: Path | None, runs_dir: Path) -> str:
-    """A hint at the runs and imported models there, at the one with the name of `path`, or at how to train one."""
+    """A hint that names the runs and imported models there, the one named like `path`, or how to train one."""
     folders = sorted(runs_dir.iterdir()) if runs_dir.is_dir() else []
     names = [folder.name for folder in folders if is_run(folder) or is_imported(folder)]
     if not names:

@@ -28,7 +28,7 @@ from tformer.tokenizer.tokenizer import canonical_sha256
 
 @dataclass(frozen=True)
 class CheckpointContents:
-    """What a checkpoint holds.
+    """Contents of a checkpoint.
 
     weights: by parameter name, any device, contiguous or not; names without wrappers' prefixes.
     tied: {alias: owner}; None finds the names that share memory. Aliases are not stored.

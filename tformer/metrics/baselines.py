@@ -1,4 +1,4 @@
-"""Baselines: what a guess that costs nothing would score, in the metrics of a model.
+"""Baselines: scores of guesses without a model, in the metrics of a model.
 
     unigram   p(t)     = (c(t) + S / V) / (N + S)
     bigram    p(t | s) = (c(s, t) + S(s) p(t)) / (c(s) + S(s))
@@ -21,20 +21,23 @@ from tformer.metrics.text import perplexity
 
 
 def shares(counts_V: np.ndarray) -> np.ndarray:
-    """[V]: the smoothed unigram probabilities of these counts, of which one at least is not 0."""
+    """Smoothed unigram probabilities [V] of counts; at least one count is above 0."""
     seen = np.count_nonzero(counts_V)
     return (counts_V + seen / len(counts_V)) / (counts_V.sum() + seen)
 
 
 def unigram(counts_V: np.ndarray, found_V: np.ndarray) -> dict[str, float]:
-    """Loss (nats per token), perplexity and accuracy on tokens counted by `found_V`, guessed by those of training."""
+    """Scores of a unigram guess: `counts_V` counts the training tokens, `found_V` the tokens to guess.
+
+    Returns loss (nats per token), perplexity and accuracy.
+    """
     total = found_V.sum()
     loss = float(found_V @ -np.log(shares(counts_V)) / total)
     return {"loss": loss, "perplexity": perplexity(loss), "accuracy": float(found_V[counts_V.argmax()] / total)}
 
 
 def bigram(train_2N: np.ndarray, found_2M: np.ndarray, *, num_ids: int) -> dict[str, float]:
-    """Loss (nats per token) and perplexity of each next token of `found_2M`, guessed from the one before it."""
+    """Scores of a bigram table: loss (nats per token) and perplexity of each next token of `found_2M`."""
     pairs, counts = np.unique(train_2N[0] * num_ids + train_2N[1], return_counts=True)
     before_V = np.bincount(train_2N[0], minlength=num_ids)
     followers_V = np.bincount(pairs // num_ids, minlength=num_ids)

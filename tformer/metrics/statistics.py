@@ -47,7 +47,7 @@ class Stat:
         return self.mean - reach, self.mean + reach
 
     def ties_with(self, other: Stat) -> bool:
-        """Whether chance alone may explain the difference of the means; always, where neither has a deviation.
+        """Whether chance alone may explain the difference of the means; True if neither mean has a deviation.
 
         A mean of one seed has the deviation of the other.
         """

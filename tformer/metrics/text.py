@@ -173,7 +173,7 @@ ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalized_answer(text: str) -> str:
-    """The text as it is compared."""
+    """The text in SQuAD's form for comparison: lower case, without punctuation, articles and further spaces."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 

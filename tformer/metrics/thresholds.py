@@ -42,12 +42,12 @@ class Curve:
 
     @property
     def precision(self) -> np.ndarray:
-        """[M]; 1 where nothing is found, as in scikit-learn's precision_recall_curve."""
+        """Precision at each threshold [M]; 1 where no example is found, as in scikit-learn's precision_recall_curve."""
         return np.divide(self.hits, self.found, out=np.ones(len(self.hits)), where=self.found > 0)
 
     @property
     def recall(self) -> np.ndarray:
-        """[M]; 1 where no label is yes."""
+        """Recall at each threshold [M]; 1 where no label is yes."""
         return self.hits / self.positives if self.positives else np.ones(len(self.hits))
 
     @property
@@ -72,7 +72,7 @@ class Curve:
         return np.divide(covariance, spread, out=np.zeros(len(self.hits)), where=spread > 0)
 
     def reach(self, meets: np.ndarray, goal: np.ndarray) -> np.ndarray:
-        """[M] the goal where a threshold meets the condition, else 0; 0 where no label is yes, which shows nothing."""
+        """The goal [M] where a threshold meets the condition, else 0; 0 everywhere if no label is yes."""
         return np.where(meets & (self.positives > 0), goal, 0.0)
 
 

@@ -42,7 +42,7 @@ class Ema:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Load saved averages. Raises InputError when names, shapes or dtypes differ from those of the model."""
+        """Load saved averages. Raises InputError when names, shapes or dtypes differ from the model's."""
         if state.keys() != self._averages.keys():
             differing = sorted(state.keys() ^ self._averages.keys())
             raise InputError(

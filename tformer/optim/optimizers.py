@@ -34,7 +34,7 @@ FUSED_DEVICES = ("cpu", "cuda")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What an optimizer is made of: values of the recipe's `optimizer` section, and facts on model and device.
+    """Settings of an optimizer: the recipe's `optimizer` section, and facts about the model and the device.
 
     Attributes:
         groups: the last one that matches a name applies; a frozen one clears `requires_grad`. An explicit weight decay
@@ -163,7 +163,7 @@ class Group(Protocol):
 
 
 class Stored(Protocol):
-    """A saved tensor, or what a file states of it."""
+    """A saved tensor, or its shape and dtype as a file states them."""
 
     @property
     def shape(self) -> Sequence[int]: ...

@@ -123,7 +123,7 @@ def _warmup(step: int, horizon: Horizon) -> float:
 
 
 def _progress(step: int, horizon: Horizon, *, start: float) -> float:
-    """How far the decay is: 0 while warming up and at `start`, 1 from `decay_steps` on."""
+    """Progress of the decay: 0 during warm-up and until `start`, 1 from `decay_steps` on."""
     length = horizon.decay_steps - start
     if step <= horizon.warmup_steps:
         return 0.0

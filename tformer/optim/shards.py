@@ -30,7 +30,7 @@ def rows_of(count: int, rank: int, size: int) -> slice:
 
 @dataclass
 class _Part:
-    """A sharded parameter, and what the optimizer updates in this process.
+    """A sharded parameter, and the tensor that the optimizer updates in this process.
 
     Attributes:
         parameter: a DTensor.
@@ -82,7 +82,7 @@ class Shards:
 
     @torch.no_grad()
     def own(self, parameter: nn.Parameter, *, whole: bool) -> nn.Parameter:
-        """What the optimizer updates here for this parameter. On the meta device: another process does."""
+        """The tensor that the optimizer updates here for this parameter; on the meta device if another process does."""
         if not whole:
             own, owner = nn.Parameter(local(parameter)), None
         else:

@@ -115,7 +115,7 @@ class ChatTemplate:
         return self._encoded(self._rendered(messages, prompt=True)).ids
 
     def with_tools(self, tools: Sequence[Any]) -> ChatTemplate:
-        """The same template, which reads these descriptions of tools. Raises InputError for one that reads none."""
+        """The same template with these descriptions of tools. Raises InputError if the template writes no tools."""
         if not re.search(r"\btools\b", self._jinja):
             raise InputError("the chat template writes no tools", hint=OTHER)
         found = copy.copy(self)
@@ -152,7 +152,7 @@ class ChatTemplate:
 
     @cached_property
     def _endings(self) -> tuple[tuple[str, str], ...]:
-        """What ends a last answer, and one of tool calls, as of `_ending`."""
+        """The endings of a last answer and of an answer with tool calls, as `_ending` returns them."""
         plain = self._ending(PROBE[1], PROBE[0])
         with suppress(InputError):  # no answers of tools, or another form of them
             return plain, plain if self._call_form is None else self._ending(_formed(CALLS, *self._call_form), RESULT)
@@ -184,7 +184,7 @@ class ChatTemplate:
         return None
 
     def _knows(self, role: str) -> bool:
-        """Whether the template writes messages of a role; one that is not in `ROLES` must be named in it."""
+        """Whether the template writes messages of a role; it must name a role outside `ROLES`."""
         if role not in self._known:
             given = {**RESULT, "role": role, "content": "zzz"}
             self._known[role] = role in ROLES or re.search(f"(['\"]){re.escape(role)}\\1", self._jinja) is not None

@@ -45,7 +45,7 @@ def _steps(section: Any) -> Iterator[dict[str, Any]]:
 
 
 def _factor(step: dict[str, Any]) -> float:
-    """How many times as long the step can make a text of some length."""
+    """The largest factor by which the step can lengthen a text."""
     if step.get("type") == "Precompiled":
         charsmap = step.get("precompiled_charsmap")
         if not isinstance(charsmap, str):

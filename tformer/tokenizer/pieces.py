@@ -134,5 +134,5 @@ def batches_of(
 
 
 def size_for_message(text: str, tokens: int, *, most: int) -> str:
-    """The number of a text's tokens, which is above `most`. For a long text nothing more is known."""
+    """The number of a text's tokens as part of a message; for a long text only that it is above `most`."""
     return f"more than {most:,} tokens ({len(text):,} characters)" if is_long(text) else f"{tokens:,} tokens"

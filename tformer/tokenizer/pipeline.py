@@ -148,7 +148,7 @@ def build_normalizer(options: TokenizerOptions) -> Any:
 
 
 def build_pre_tokenizer(options: TokenizerOptions, *, training: bool) -> Any:
-    """What splits text into words; with `training`, into the words that a trainer sees."""
+    """The pre-tokenizer that splits text into words; with `training`, into the words that a trainer sees."""
 
     def cut(pattern: str) -> Any:
         return pre_tokenizers.Split(Regex(pattern.replace("@", str(MAX_WORD_LENGTH))), "isolated")

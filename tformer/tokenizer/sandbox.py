@@ -73,7 +73,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 raise InputError("the chat template takes too long or writes too much for these messages", hint=hint)
 
     def counted(self, value: Any, *, deep: bool = True) -> Any:
-        """The value, after spending its length. deep: with everything in it, as often as it is in it."""
+        """Spend the length of a value, and return it. deep: also the lengths of all values in it."""
         if isinstance(value, str):
             self.spend(len(value))
             return value
@@ -96,7 +96,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return "".join(map(str, self.counted(parts)))
 
     def _spend_on(self, name: str, values: Sequence[Any], *, deep: bool) -> None:
-        """Spend what a function costs. values: the text or list that it changes, and the other arguments."""
+        """Spend the cost of a function. values: the text or list that it changes, and the other arguments."""
         left = self.left.characters
         for value in values:
             self.counted(value, deep=deep)
@@ -169,7 +169,7 @@ class Counting(NodeTransformer):
 
 
 class Generation(Extension):
-    """Marks what a block `{% generation %}` writes."""
+    """Jinja extension that marks the text of a block `{% generation %}`."""
 
     tags = {"generation"}  # noqa: RUF012 (as the base class declares it)
 

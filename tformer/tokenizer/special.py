@@ -97,7 +97,7 @@ class Template:
 
 
 def _placing(single: str, pair: str) -> Callable[[Mapping[str, int]], Any]:
-    """A function that makes the post-processor of both templates, which are in the notation of `tokenizers`."""
+    """A function that builds the post-processor from two templates in the notation of `tokenizers`."""
 
     def build(ids: Mapping[str, int]) -> Any:
         named = {word.split(":")[0] for word in f"{single} {pair}".split() if not word.startswith("$")}

@@ -132,7 +132,7 @@ class Tokenizer:
         return cls(rust, document, text, name)
 
     def with_special(self, special: SpecialIds) -> Tokenizer:
-        """The same tokenizer with these ids as its special ids; `sha256` stays that of the file."""
+        """The same tokenizer with these ids as its special ids; `sha256` stays the file's."""
         other = copy.copy(self)
         other.special = special
         other._special_tokens = self._special_tokens.union(special.all)
@@ -156,7 +156,7 @@ class Tokenizer:
         return {match[1] or name: i for name, i in found.items() if (match := _LANGUAGE.fullmatch(name))}
 
     def in_language(self, token_id: int) -> Tokenizer | None:
-        """The same tokenizer with this language in the place of the one in its template; None where it has none."""
+        """The same tokenizer with this language in its template; None if the template has no language."""
         document, known = json.loads(self._text), set(self.languages.values())
         template = document.get("post_processor") or {}
         named = template.get("special_tokens", {})
@@ -239,11 +239,11 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def _given(self, texts: list[str]) -> list[Any]:
-        """What the library is given for texts: the pieces by SentencePiece, or the texts themselves."""
+        """The library's input for texts: SentencePiece's pieces, or the texts themselves."""
         return texts if self._sentences is None else self._sentences.cut_all(texts)
 
     def _call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """What a function of the library returns. InputError, with the tokenizer's file, where it fails on a text."""
+        """Call a function of the library. If it fails on a text, raise InputError with the tokenizer's file."""
         try:
             with _without_panics() if self._may_panic else nullcontext():
                 return function(*arguments, **options)
@@ -262,7 +262,7 @@ class Tokenizer:
 
     @cached_property
     def _starts_at_lines(self) -> bool:
-        """Whether a text that begins after a newline has the tokens that it has there in a longer text."""
+        """Whether a newline separates tokens: the text after it has the same tokens alone and inside a longer text."""
         both, first, second = self._encode_whole(["x\nx", "x\n", "x"])
         if both != first + second or self._rust.pre_tokenizer is None:
             return False
@@ -279,7 +279,7 @@ class Tokenizer:
     def encode_spans(
         self, text: str, *, most: int | None = None, keep: Truncation = "head"
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """(ids, offsets) of one text without special tokens; offsets: first character and the one after the last.
+        """Ids and offsets of one text without special tokens; an offset is (first character, end).
 
         `most` and `keep` mean what they mean in `encode_batch`.
         """
@@ -364,7 +364,7 @@ class Tokenizer:
         return token_id in self._special_tokens
 
     def is_whole(self, token_id: int) -> bool:
-        """Whether it is a special or an added token: text that is never cut or merged."""
+        """Whether the token is a special or an added one, whose text is never cut or merged."""
         return token_id in self._special_tokens or token_id in self._added_tokens
 
 
@@ -398,7 +398,7 @@ _STANDARD_ERROR = process_lock()
 
 @contextmanager
 def _without_panics() -> Iterator[None]:
-    """Keep what the library prints of a panic from stderr; what else is printed meanwhile appears at the end.
+    """Hide the library's messages about a panic from stderr; other output appears at the end.
 
     One thread of a process at a time: stderr is the process's.
     """

@@ -59,7 +59,7 @@ _LAST_WORD, _NEXT_WORD = re.compile(f".+(?={_WORD})", re.DOTALL), re.compile(_WO
 
 
 def chunks(text: str) -> Iterator[str]:
-    """The text in pieces of about CHUNK_CHARACTERS, which have the tokens of the whole text.
+    """Pieces of about CHUNK_CHARACTERS of the text; together they have the tokens of the whole text.
 
     They are cut before the last white space before a word: there the pre-tokenizers of all kinds begin a new word, and
     no normalizer joins the sides. Without such a place a piece ends after LONGEST_CHUNK characters.
