@@ -91,9 +91,7 @@ def test_without_colour_a_line_has_the_shade_that_the_scale_gives_its_number() -
     assert {".", "=", "@"} <= drawn
 
 
-@pytest.mark.parametrize(
-    ("kind", "view"), [("sinusoidal", "distance"), ("patch2d", "heatmap"), ("patch2d", "similarity")]
-)
+@pytest.mark.parametrize(("kind", "view"), [("rope", "circles"), ("alibi", "bias"), ("patch2d", "similarity")])
 def test_captions_break_before_the_edge_of_the_picture(kind: str, view: str) -> None:
     plot = Lines("x", "y", LINES.lines[:1], title="t", caption=VIEWS[kind][view].caption)
     image = Image.open(io.BytesIO(draw_plots([plot], "png", heading=""))).convert("L")
