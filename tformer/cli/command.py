@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin,
 
 from tformer.cli.help import PLACEHOLDERS, Entry, Page, entries_of, paragraphs, usage_of
 from tformer.support.errors import InputError
-from tformer.support.options import declared_option, flag_of
+from tformer.support.options import declared_option, flag_of, hints_of
 
 if TYPE_CHECKING:
     import typer
@@ -118,7 +118,7 @@ def examples(*lines: str) -> tuple[str, ...]:
 
 
 def _parameters(options_type: Any) -> Iterator[inspect.Parameter]:
-    hints, kinds = get_type_hints(options_type, include_extras=True), get_type_hints(options_type)
+    hints, kinds = hints_of(options_type), get_type_hints(options_type)
     for each in fields(options_type):
         hint = hints[each.name]
         if is_dataclass(hint):

@@ -23,10 +23,10 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 from tformer.cli.report import emit
-from tformer.support.options import Option, Panel, declared_option, facts_of
+from tformer.support.options import Option, Panel, declared_option, facts_of, hints_of
 
 HELP, HELP_ALL = ("-h", "--help"), "--help-all"
 
@@ -155,7 +155,7 @@ def bare_name(argument: Option) -> str:
 
 def _declarations(options_type: type[Any]) -> Iterator[tuple[Option, Any, Any, str]]:
     """(declaration, type, default, panel) of every field, those of a dataclass inside in its place."""
-    hints = get_type_hints(options_type, include_extras=True)
+    hints = hints_of(options_type)
     for field in fields(options_type):
         hint = hints[field.name]
         if is_dataclass(hint):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tformer.data.sources.reading import ReadsTexts
 from tformer.support import decoding as row
@@ -35,6 +35,7 @@ from tformer.support.options import (
     check_quantize,
     facts_of,
     flag_of,
+    hints_of,
     require_at_most_one,
 )
 
@@ -359,5 +360,5 @@ class GenerateOptions(ReadsTexts):
 @cache
 def _facts_of_fields() -> dict[str, tuple[Any, ...]]:
     """What the declaration of each field says of it, by its name."""
-    hints = get_type_hints(GenerateOptions, include_extras=True)
+    hints = hints_of(GenerateOptions)
     return {name: facts_of(hint) for name, hint in hints.items()}

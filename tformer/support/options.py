@@ -18,6 +18,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, make_dataclass
+from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
@@ -79,7 +80,7 @@ class Panel:
 
 def some_of(options_type: type[Any], names: Sequence[str]) -> type[Any]:
     """A dataclass of options with these fields of another one."""
-    hints = get_type_hints(options_type, include_extras=True)
+    hints = hints_of(options_type)
     chosen = [(one.name, hints[one.name], one.default) for one in fields(options_type) if one.name in names]
     return make_dataclass(f"Some{options_type.__name__}", chosen, frozen=True)
 
@@ -148,6 +149,12 @@ def facts_of(hint: Any) -> tuple[Any, ...]:
     return tuple(fact for each in (hint, *get_args(hint)) for fact in getattr(each, "__metadata__", ()))
 
 
+@cache
+def hints_of(options_type: type[Any]) -> dict[str, Any]:
+    """The types of a class of options by field, with the facts beside them; a command needs them several times."""
+    return get_type_hints(options_type, include_extras=True)
+
+
 def declared_option(hint: Any) -> Option:
     """How a field of this type is given on the command line."""
     [declared] = [fact for fact in facts_of(hint) if isinstance(fact, Option)]
@@ -156,12 +163,12 @@ def declared_option(hint: Any) -> Option:
 
 def flag_of(options_type: type[Any], name: str) -> str:
     """The flag of a field."""
-    return declared_option(get_type_hints(options_type, include_extras=True)[name]).flags[0]
+    return declared_option(hints_of(options_type)[name]).flags[0]
 
 
 def with_bare_values(words: Sequence[str], options_type: type[Any]) -> list[str]:
     """The words of a command line with the value of each flag that may stand alone and does."""
-    hints = get_type_hints(options_type, include_extras=True)
+    hints = hints_of(options_type)
     declared = (declared_option(hint) for hint in hints.values() if not is_dataclass(hint))
     bare = {flag: each.bare for each in declared if each.bare is not None for flag in each.flags}
     found: list[str] = []
@@ -179,7 +186,7 @@ def command_line(words: Sequence[str], options: Any) -> str:
 
 def flag_words(options: Any) -> Iterator[str]:
     """The flags and values of these options, and the arguments; defaults are left out."""
-    hints = get_type_hints(type(options), include_extras=True)
+    hints = hints_of(type(options))
     for field in fields(options):
         value = getattr(options, field.name)
         if is_dataclass(value):

@@ -297,7 +297,9 @@ class Trainer:
     def _seed(self, step: int, index: int, batch: Batch) -> None:
         """Seed the draws of the forward pass of micro-batch `index`."""
         seed, rank = self.recipe.seed, self.parts.parallel.rank
-        torch.manual_seed(random_key(seed, step, index, rank))
+        # torch.manual_seed writes the stack of its caller three times, for devices that no program uses yet.
+        on_cpu = self.parts.device.type == "cpu"
+        (torch.default_generator.manual_seed if on_cpu else torch.manual_seed)(random_key(seed, step, index, rank))
         if batch.share is not None:
             shared = SharedDraws(
                 random_key(seed, step, index, 0),

@@ -24,6 +24,7 @@ from tformer.support.options import (
     Quotes,
     RecipeFile,
     Sets,
+    hints_of,
 )
 
 MODEL, OBJECTIVE, OPTIMIZER, DISTILLATION = map(Panel, ("Model", "Objective", "Optimizer", "Distillation"))
@@ -467,7 +468,7 @@ class TrainOptions:
         if self.workers is not None and self.workers > most_processes():
             raise InputError(f"--workers must be at most {most_processes()} on this machine, found {self.workers}")
         values: dict[str, Any] = {"training.valid_share": 1.0} if self.full_validation else {}
-        for name, hint in get_type_hints(TrainOptions, include_extras=True).items():
+        for name, hint in hints_of(TrainOptions).items():
             value = getattr(self, name)
             for fact in hint.__metadata__:
                 if isinstance(fact, Key) and value is not None:
@@ -528,7 +529,7 @@ class TrainOptions:
 
 def train_flags() -> dict[str, str]:
     """{flag: name of the field} of every option of `tformer train`."""
-    hints = get_type_hints(TrainOptions, include_extras=True)
+    hints = hints_of(TrainOptions)
     return {
         flag: field.name
         for field in fields(TrainOptions)
