@@ -243,13 +243,14 @@ def test_a_signal_while_data_is_prepared_starts_no_run(cli_process: Start, tmp_p
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("writes", [True, False], ids=["a writer that writes nothing", "no writer"])
 @pytest.mark.slow
 def test_a_signal_is_heard_while_waiting_for_the_writer_of_a_pipe(
-    cli_process: Start, tmp_path: Path, tiny_recipe: Path
+    cli_process: Start, tmp_path: Path, tiny_recipe: Path, writes: bool
 ) -> None:
     pipe = tmp_path / "pipe.txt"
     os.mkfifo(pipe)
-    writer = os.open(pipe, os.O_RDWR)  # a writer that writes nothing
+    writer = os.open(pipe if writes else tmp_path, os.O_RDWR if writes else os.O_RDONLY)
     process = cli_process("train", "--config", tiny_recipe, "--data", pipe, "--out", tmp_path / "run", cwd=tmp_path)
     time.sleep(4.0)
     process.send_signal(signal.SIGTERM)

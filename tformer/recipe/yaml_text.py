@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import yaml
 
 from tformer.support.errors import InputError
-from tformer.support.files import open_stream
 from tformer.support.formatting import describe
 
 MAX_BYTES = 1_000_000
@@ -53,7 +52,7 @@ def read_yaml(path: Path, *, name: str | None = None) -> Document:
     if path.is_dir():
         raise InputError(f"{shown}: found a folder, expected a YAML file")
     try:
-        with open_stream(path) as file:
+        with open(path, "rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise InputError(f"{shown}: no such file") from None

@@ -1,6 +1,6 @@
 """Reading untrusted files within bounds, and writing files and folders durably: whole or not at all.
 
-`open_regular` and `open_stream` never wait without end for a named pipe. `open_output` writes the text of a command.
+`open_regular` never waits for a named pipe. `open_output` writes the text of a command.
 
 Everything that tformer writes goes through this module, mostly through `write_file`, `replacing` and
 `publish_directory`. Its small functions are called as attributes (`files.write(...)`), so that a test can fail or kill
@@ -33,7 +33,6 @@ from tformer.support.formatting import kind_of
 Write = Callable[[Any], object]
 """Writes text, or bytes as they are."""
 BUFFER_BYTES = 1 << 16
-WRITER_SECONDS = 2.0  # how long a named pipe may have no writer
 READER_SECONDS = 2.0  # how long a named pipe may have no reader
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 PICKLE_HINT = (
@@ -51,58 +50,6 @@ def open_regular(path: Path) -> io.BufferedReader:
         raise InputError(f"{path} does not exist") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
-
-
-def open_stream(path: Path) -> io.BufferedReader:
-    """Open a file, device or named pipe for reading.
-
-    Raises:
-        OSError: as `open` does.
-        InputError: a named pipe that no process writes to.
-    """
-    if not stat.S_ISFIFO(os.stat(path).st_mode):
-        return open(path, "rb")
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    deadline = time.monotonic() + WRITER_SECONDS
-    first = b""
-    while not first:
-        try:
-            first = os.read(descriptor, 1)  # b"": no writer; it blocks when there is one that has not written yet
-        except BlockingIOError:
-            break
-        if not first and time.monotonic() > deadline:
-            os.close(descriptor)
-            raise InputError(
-                f"{path} is a named pipe that no process writes to (waited {WRITER_SECONDS:g} s)",
-                hint="start the writer first, or give a file, or - for standard input",
-            )
-        time.sleep(0 if first else 0.02)
-    os.set_blocking(descriptor, True)
-    return io.BufferedReader(_Pipe(descriptor, first))
-
-
-class _Pipe(io.RawIOBase):
-    """A pipe of which one byte may have been read already."""
-
-    def __init__(self, descriptor: int, first: bytes) -> None:
-        self._file = open(descriptor, "rb", buffering=0)  # noqa: SIM115 (closed by `close`)
-        self._first = first
-
-    def readable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._file.fileno()
-
-    def readinto(self, buffer: Any) -> int | None:
-        if not self._first:
-            return self._file.readinto(buffer)
-        buffer[0:1], self._first = self._first, b""
-        return 1
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
 
 def read_bounded(path: Path, *, max_bytes: int) -> bytes:

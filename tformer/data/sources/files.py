@@ -31,7 +31,7 @@ from tformer.data.sources.reading import Reading, find_delimiter, find_encoding
 from tformer.data.sources.remote import RemoteFile, find, is_url
 from tformer.support.errors import InputError, StorageError
 from tformer.support.file_kinds import HEAD_BYTES, kind_of
-from tformer.support.files import STANDARD_INPUT, open_stream
+from tformer.support.files import STANDARD_INPUT
 from tformer.support.options import Errors
 
 PIECE_BYTES = 1 << 20
@@ -191,7 +191,7 @@ def open_input(path: FilePath) -> IO[bytes]:
     if isinstance(path, RemoteFile):
         return path.open()
     try:
-        return open_stream(path)
+        return open(path, "rb")
     except OSError as error:
         raise unreadable(path, error) from error
 
@@ -211,9 +211,8 @@ def read_bytes(path: FilePath, found: FoundFile | None = None) -> Iterator[bytes
 
     found: the file as it must still be. Without it, the file is read as it is now.
     """
-    found = found or FoundFile(path)
-    with open_input(path) as file, contextlib.nullcontext() if isinstance(path, RemoteFile) else unchanged(found):
-        found.require_same(file)
+    is_remote = isinstance(path, RemoteFile)  # it looks for changes by itself
+    with open_input(path) as file, contextlib.nullcontext() if is_remote else unchanged(found or FoundFile(path)):
         ending = compression_of(path)
         if ending is None:
             yield from iter(lambda: file.read(PIECE_BYTES), b"")
@@ -258,7 +257,7 @@ def _decompress(file: IO[bytes], name: str, ending: str) -> Iterator[bytes]:
 # -- changes -----------------------------------------------------------------------------------------------------------
 
 
-def file_fingerprint(path: FilePath, found: FoundFile | None = None) -> tuple[str, str]:
+def file_fingerprint(path: FilePath) -> tuple[str, str]:
     """(sha256 of the content, sha256 of samples).
 
     A small file is hashed whole, with its size, and has no samples (""). For a large one, the first hash is of its
@@ -268,8 +267,6 @@ def file_fingerprint(path: FilePath, found: FoundFile | None = None) -> tuple[st
     if isinstance(path, RemoteFile):
         return path.fingerprint(), ""
     with open_input(path) as file:
-        if found is not None:
-            found.require_same(file)
         status = os.fstat(file.fileno())
         digest = hashlib.sha256(f"{status.st_size}:".encode())
         digest.update(file.read(EDGE_BYTES))
@@ -288,11 +285,12 @@ def file_fingerprint(path: FilePath, found: FoundFile | None = None) -> tuple[st
 
 
 class Facts(NamedTuple):
-    """Size and times of a file. `changed_ns` (ctime) moves with every change, and no program sets it back."""
+    """Size, times and inode of a file. `changed_ns` (ctime) moves with every change, and no program sets it back."""
 
     size: int
     modified_ns: int
     changed_ns: int
+    inode: int
 
 
 def facts_of(path: FilePath) -> Facts | None:
@@ -303,12 +301,8 @@ def facts_of(path: FilePath) -> Facts | None:
         status = path.stat()
     except OSError as error:
         raise unreadable(path, error) from error
-    return _facts_in(status)
-
-
-def _facts_in(status: os.stat_result) -> Facts | None:
     is_file = stat.S_ISREG(status.st_mode)
-    return Facts(status.st_size, status.st_mtime_ns, status.st_ctime_ns) if is_file else None
+    return Facts(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino) if is_file else None
 
 
 class FoundFile:
@@ -325,32 +319,22 @@ class FoundFile:
 
     def content(self) -> tuple[str, str]:
         """`file_fingerprint` of the file when this was first called."""
-        self._content = self._content or file_fingerprint(self.path, self)
+        self._content = self._content or file_fingerprint(self.path)
         return self._content
 
     def require_unchanged(self) -> None:
-        """Raise InputError if size, times or sampled content have changed since the file was found."""
+        """Raise InputError if size, times or inode have changed since the file was found."""
         if isinstance(self.path, RemoteFile):
             self.path.require_unchanged()
             return
-        facts = facts_of(self.path)
-        if facts != self.facts or (self._content is not None and self._content != file_fingerprint(self.path)):
-            raise self._changed(facts)
-
-    def require_same(self, file: IO[bytes]) -> None:
-        """Raise InputError if an opened file is another than the one that was found: names may be exchanged twice."""
-        if self.facts is not None and (facts := _facts_in(os.fstat(file.fileno()))) != self.facts:
-            raise self._changed(facts)
-
-    def _changed(self, facts: Facts | None) -> InputError:
-        found = self.facts
+        facts, found = facts_of(self.path), self.facts
+        if facts == found:
+            return
         change = "it was written or replaced"
         if facts and found and facts.size != found.size:
             change = f"size {found.size:,} -> {facts.size:,} bytes"
-        elif facts and found and facts.modified_ns == found.modified_ns:
-            change = "its content with the time set back, or its name, links or permissions"
         hint = "run the command again when nothing writes to it"
-        return InputError(f"{self.path}: changed while it was read: {change}", hint=hint)
+        raise InputError(f"{self.path}: changed while it was read: {change}", hint=hint)
 
 
 @contextlib.contextmanager
@@ -649,8 +633,6 @@ class Source:
     def _items(self, method: str) -> Iterator[Any]:
         """What this method of every part gives. Raises InputError if a file changed since the source was opened."""
         for part in self.parts:
-            for content in part.contents:
-                content.origin.content()  # sampled before and after
             with unchanged(*(content.origin for content in part.contents)):
                 yield from getattr(part, method)()
 
