@@ -85,7 +85,7 @@ class EncodedText:
 
     @property
     def from_template(self) -> list[bool]:
-        """Whether each token is the template's."""
+        """For each token whether it belongs to the template."""
         return [span is None for span in self.spans]
 
 
@@ -95,7 +95,7 @@ Token = tuple[int, int, int, tuple[int, int] | None]
 
 @dataclass(frozen=True)
 class TextReader:
-    """How one side of a model reads a text.
+    """Reads texts as the ids of one side of a model.
 
     Attributes:
         single: the template of one text.

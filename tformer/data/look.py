@@ -34,7 +34,7 @@ Rows = Iterable[LabelledRow | PairRow]
 
 @dataclass(frozen=True)
 class Look:
-    """What data holds: figures as JSON has them, and at most three lines of text, which leave out zero counts.
+    """Summary of data: figures for JSON, and at most three lines of text without zero counts.
 
     Figures of rows:
         rows, looked_at: number of rows, and of the first ones that the other figures describe.

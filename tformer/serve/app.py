@@ -150,7 +150,7 @@ def _http_error(request: Request, error: Exception) -> Response:
 
 
 def as_request_error(error: Exception, models: Models) -> RequestError:
-    """The answer to an exception, without paths of this machine; what is no mistake of the client goes to the log."""
+    """The error response to an exception, without paths of this machine. Logs errors that the client did not cause."""
     if isinstance(error, InputError | NotFiniteError):
         if isinstance(error, RequestError):
             found = error
@@ -341,7 +341,7 @@ class Gate:
         return None
 
     def _is_own(self, host: str) -> bool:
-        """Whether a Host header has an address, or a name of this server: only names can be pointed elsewhere."""
+        """Whether a Host header has an IP address or a name of this server (DNS can point other names here)."""
         name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
         with suppress(ValueError):
             return bool(ipaddress.ip_address(name))

@@ -41,7 +41,7 @@ class Bases:
         self._models: WeakValueDictionary[str, Transformer] = WeakValueDictionary()
 
     def of(self, checkpoint: Checkpoint) -> str | None:
-        """What a model shares a base by: hash, rounding in training, number format here; None: it shares none."""
+        """Key of the base that a model shares: hash, rounding in training, number format here. None: it shares none."""
         name = self._find(checkpoint)
         return name if self._counts[name] > 1 else None
 
@@ -65,7 +65,10 @@ class Bases:
         return {base: _bytes_of(checkpoint), name: 0}
 
     def load(self, checkpoint: Checkpoint, options: GenerateOptions) -> tuple[Loaded, Transformer | None]:
-        """A prepared model, and its base, to be held with it; None: it shares none. Errors: those of `tformer.load`."""
+        """Load and prepare a model; returns it with its base, to be held with it, or None if it shares no base.
+
+        Raises the errors of `tformer.load`.
+        """
         name, model = self.of(checkpoint), None
         # A model that shares starts on the CPU, where weights that are not written take no memory.
         loaded = load(checkpoint, device=self._device if name is None else "cpu", lazily=True)

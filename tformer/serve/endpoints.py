@@ -17,7 +17,7 @@ from tformer.support import __version__
 
 @dataclass(frozen=True)
 class Endpoint:
-    """What a path takes, and the function that answers; its docstring says what it is."""
+    """Body type of a path and the function that answers; the function's docstring describes the path."""
 
     body: type[Any]
     answer: Callable[[Service, Any, Call], Awaitable[Answer]]

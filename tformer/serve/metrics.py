@@ -42,7 +42,7 @@ class Metrics:
             found[-1] += seconds
 
     def text(self, gauges: Mapping[tuple[str, Labels], float]) -> str:
-        """All values as lines; `gauges` are those of this moment."""
+        """All values as lines; `gauges` has the current values that are not counted here."""
         return "\n".join(self._lines(gauges)) + "\n"
 
     def _lines(self, gauges: Mapping[tuple[str, Labels], float]) -> Iterator[str]:

@@ -40,7 +40,7 @@ class Piece:
 
 
 async def pieces(writing: Writing, body: Sampling, call: Call) -> AsyncIterator[Piece]:
-    """The parts of all completions as they are written."""
+    """Stream the parts of all completions while they are written."""
     count, written = body.n or 1, set[int]()
     async for number, event in writing.events:
         if isinstance(event, list):

@@ -56,7 +56,7 @@ class RequestError(InputError):
 
 
 class Request(BaseModel):
-    """What every body may have."""
+    """Fields of every request body."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
     model: str | None = Field(None, max_length=1000, description="A name of /v1/models; null: the first one.")
@@ -81,7 +81,7 @@ class StreamOptions(BaseModel):
 
 
 class Sampling(Request):
-    """How text is written; null: OpenAI's default, of /generate the model's own."""
+    """Sampling settings; null: OpenAI's default, for /generate the model's own."""
 
     temperature: float | None = Field(None, ge=0, le=1000, description="0: greedy.")
     top_p: float | None = Field(None, gt=0, le=1)
@@ -210,7 +210,7 @@ def read_body(body: bytes, kind: type[Body]) -> Body:
 
 
 def _refusal(error: ValidationError) -> RequestError:
-    """The error of the first field that is wrong, with all that would be right."""
+    """The error of the first wrong field, with all values that it may have."""
     first, *others = error.errors(include_url=False)
     param = str(first["loc"][0]) if first["loc"] else None
     together = [first, *(each for each in others if each["loc"][:1] == first["loc"][:1])]

@@ -54,7 +54,7 @@ class WarningLines(logging.Handler):
 
 @dataclass
 class Call:
-    """What is known of one request, for its log line and the counts; `held` is closed when it has been answered."""
+    """Facts about one request for its log line and the counts; `held` is closed after the answer."""
 
     model: str = ""
     prompt_tokens: int = 0
@@ -81,7 +81,7 @@ class Writing:
 
 
 class Service:
-    """What endpoints work with."""
+    """Models, worker thread, counts and options, shared by all endpoints."""
 
     def __init__(self, options: ServeOptions) -> None:
         """Raises InputError for a path without a model."""

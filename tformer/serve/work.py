@@ -40,7 +40,7 @@ class Owner:
         self._thread.start()
 
     def put(self, job: Callable[[], Result]) -> Future[Result]:
-        """Run a job after those that were put before."""
+        """Put a job into the queue; returns its future."""
         future: Future[Result] = Future()
         self._jobs.put((future, job))
         return future
@@ -110,7 +110,7 @@ class Owner:
                 return seconds is not None
 
     def _do_jobs(self) -> float | None:
-        """Run what waits, or what comes next where there is nothing else to do; its seconds. None: the thread ends."""
+        """Run waiting jobs, or wait for one if there is no other work; returns the seconds. None: the thread ends."""
         begun, is_idle = time.monotonic(), not (self._live or self._long)
         while is_idle or time.monotonic() - begun < JOBS_SECONDS:
             try:
@@ -208,7 +208,7 @@ class Generation:
         self._loop.call_soon_threadsafe(self._events.put_nowait, (number, event))
 
     def close(self) -> None:
-        """Give up what is not finished. A second call does nothing."""
+        """Cancel unfinished requests. A second call has no effect."""
         self._is_closed = True
         for request in self._requests:
             request.cancel()

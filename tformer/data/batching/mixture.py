@@ -119,7 +119,7 @@ class MixedWindows:
         return self._read("examples", epoch, indices)
 
     def _read(self, method: str, epoch: int, indices: np.ndarray | Sequence[int]) -> list[Any]:
-        """The samples by one method of the sources, which is called once for each source and each of its epochs."""
+        """Read samples by a method of the sources; calls it once for each source and each of its epochs."""
         groups: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
         for place, (number, own_epoch, window) in enumerate(self.locate(epoch, indices)):
             places, windows = groups.setdefault((number, own_epoch), ([], []))

@@ -173,7 +173,7 @@ class BatchPlan:
 
 
 def _cut_by_tokens(lengths: list[int], batch_tokens: int) -> list[int]:
-    """Cuts after which (longest length) x (samples) of each part is at most `batch_tokens`."""
+    """Cut `lengths` into parts with (longest length) x (samples) at most `batch_tokens`; returns the cuts."""
     cuts, start, longest = [], 0, 0
     for index, length in enumerate(lengths):
         longest = max(longest, length)

@@ -149,7 +149,7 @@ class MaskedWindows(Windows):
     shared = 0
 
     def offset(self, epoch: int) -> int:
-        """How many tokens before the multiples of their length an epoch's windows start (concat)."""
+        """Number of tokens by which an epoch's windows start before the multiples of their length (concat)."""
         spare = len(self) * self._room - len(self.corpus)
         return derive_key("window offset", self.seed, epoch) % min(self._room, spare + 1)
 

@@ -92,7 +92,7 @@ def _entries(home: Path, folder: str, names: re.Pattern[str]) -> list[Path]:
 
 
 def _remove(path: Path) -> bool:
-    """Whether the entry could be removed: not while another process writes it."""
+    """Remove an entry; False if another process writes it."""
     if path.is_dir():
         shutil.rmtree(path)
         return True

@@ -44,10 +44,10 @@ class WholeDocuments(TokenCorpus):
 
 
 def marked_ids(conversation: Conversation, template: ChatTemplate) -> list[np.ndarray]:
-    """int64 [t] of each example of a conversation: its ids, those of answers marked; of a text, with its end, all are.
+    """Ids int64 [t] of each example of a conversation, with the ids of answers marked; all ids of a text are.
 
-    The first id is not: nothing stands before it. Raises InputError, with the row's place, for messages that the
-    template refuses.
+    The first id is never marked, since no id precedes it; a text gets an end of text. Raises InputError, with the row's
+    place, for messages that the template refuses.
     """
     tokenizer = template.tokenizer
     if not conversation.messages:

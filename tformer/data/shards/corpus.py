@@ -51,7 +51,7 @@ BOUNDARY_TOLERANCE = 0.1  # a split moves to a document's start that is nearer t
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One sample: ids [t], and what the objective needs with them.
+    """One sample: ids [t], and further values that the objective needs.
 
     `document_ids` [t]: the document of the sample that each id belongs to (0, 1, ...). `token_type_ids` [t]: 0 for the
     first text, 1 for the second. `label`: a class, a score, an array [L] of zeros and ones (several labels), an array
@@ -129,7 +129,7 @@ class TokenCorpus:
 
     @property
     def files(self) -> tuple[ArrayFile, ...]:
-        """The files that are read while a model is trained, none of which is verified yet; empty for a small corpus."""
+        """The unverified files that a training reads on demand; empty for a small corpus."""
         return tuple(part for part in (*self.shards, self.all_documents, self.marks) if isinstance(part, ArrayFile))
 
     def document_numbers(self, places: np.ndarray) -> np.ndarray:

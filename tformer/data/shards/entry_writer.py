@@ -45,7 +45,7 @@ MAX_RECORD_BYTES = 1 << 16
 
 @dataclass
 class Written:
-    """What is in the files of an entry, in the order of the text.
+    """State of the files of an entry, in the order of the text.
 
     Attributes:
         batches: number of batches of the text.
@@ -71,7 +71,7 @@ class Written:
 
 
 def read_record(folder: Path) -> Written | None:
-    """What a killed process has written into a folder; None without a whole record of this version."""
+    """The state that a killed process left in a folder; None without a whole record of this version."""
     with suppress(OSError, InputError):
         digest, _, content = files.read_bounded(folder / RECORD, max_bytes=MAX_RECORD_BYTES).partition(b"\n")
         if hashlib.sha256(content).hexdigest().encode() == digest:
@@ -96,8 +96,9 @@ def write_record(folder: Path, written: Written) -> None:
 
 
 def write_entry(folder: Path, source: TextSource, tokenizer: Tokenizer, work: Work) -> None:
-    """Fill `folder`, or go on with what it holds. Raises InputError, StorageError, Interrupted, and what
-    `encoded_batches` raises.
+    """Write the tokens of a source into `folder`, or go on where a killed process ended.
+
+    Raises InputError, StorageError, Interrupted, and the errors of `encoded_batches`.
     """
     total, task = source.size_bytes(), f"tokenizing {source.name}"
 
@@ -127,7 +128,7 @@ def write_entry(folder: Path, source: TextSource, tokenizer: Tokenizer, work: Wo
 
 
 def _text_of(chunks: list[Piece]) -> bytes:
-    """The text of some chunks as it is hashed: UTF-8, and a byte that it never has after each document."""
+    """The text of some chunks as bytes to hash: UTF-8, with a byte that UTF-8 never has after each document."""
     return b"".join(chunk.text.encode() + (DOCUMENT_END if chunk.ends_document else b"") for chunk in chunks)
 
 

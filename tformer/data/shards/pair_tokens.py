@@ -268,7 +268,7 @@ class PairFilter:
         return np.flatnonzero(kept).tolist()
 
     def notes(self, name: str) -> tuple[str, ...]:
-        """How many pairs were left out and why, and how many were cut. Raises InputError if none is kept."""
+        """Numbers of pairs that were left out, with reasons, and cut, in words. Raises InputError if none is kept."""
         if not self._read:
             raise InputError(f"{name}: no rows")
         if self._out.total() == self._read:

@@ -60,7 +60,7 @@ def plain_template(prefix: Sequence[int] = (), suffix: Sequence[int] = ()) -> Te
 
 
 def own_template(tokenizer: Tokenizer) -> TextTemplate:
-    """What the tokenizer's own template puts around one text; nothing for a tokenizer without one."""
+    """The tokenizer's own template of one text; an empty one if the tokenizer has none."""
     bare = tokenizer.encode("", template=True)
     text, probe = _probe(tokenizer)
     cut = _place(bare, tokenizer.encode(text, template=True), probe)
@@ -176,7 +176,7 @@ def assemble(
 
 
 def head_of(kept: np.ndarray, truncation: Truncation) -> np.ndarray:
-    """How many of the kept tokens are from the beginning of each text; the others are from its end."""
+    """Number of kept tokens from the beginning of each text; the others are from its end."""
     return {"head": kept, "tail": np.zeros_like(kept), "head_tail": -(-kept // 2)}[truncation]
 
 

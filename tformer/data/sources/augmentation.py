@@ -158,9 +158,11 @@ VIEW_SHARE = 16
 
 
 def view(pixels_BCYX: np.ndarray, number: int, *, mirrored: bool) -> np.ndarray:
-    """The images as they are (0), then moved a little along the diagonals; `mirrored`: each place also mirrored.
+    """View `number` of the images: 0 is unchanged, the others are moved along the diagonals.
 
-    There are `most_views(mirrored)` of them.
+    mirrored: each place has a mirrored view too.
+
+    There are `most_views(mirrored)` views.
     """
     place, is_mirror = divmod(number, 2) if mirrored else (number, 0)
     if is_mirror:
@@ -304,7 +306,7 @@ def mix(
     cutmix_share: float,
     rng: np.random.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """(pixels, labels [B, L] with sum 1) of images, each mixed with the one before it in the batch.
+    """Mix each image with the one before it in the batch; returns pixels, and labels [B, L] with sum 1.
 
     Args:
         mixup: each pixel is λ of one and 1 - λ of the other, λ ~ Beta(mixup, mixup) (arXiv 1710.09412); 0: off.

@@ -367,7 +367,7 @@ class Builtin:
             yield from cut_pieces(text)
 
     def fingerprint(self) -> str:
-        """Changes with the standard library's files; of a source that is made from nothing, with its texts."""
+        """SHA-256 of the standard library's file names, sizes and times, or of the texts of a generated source."""
         if not self.from_files:
             return hashlib.sha256("".join(self.texts()).encode()).hexdigest()
         digest = hashlib.sha256(f"{self.name}:{sys.version}".encode())

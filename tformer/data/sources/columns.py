@@ -79,7 +79,7 @@ CHATS = "conversations are read by tformer train --objective chat"
 
 
 def column_hint(role: str, names: Iterable[object] = ()) -> str:
-    """names: of the columns or keys, which may be those of conversations."""
+    """Hint to name the column of a role. names: of the columns or keys; for conversations it names their objective."""
     chats = f"; {CHATS}" if role == "text" and not {"messages", "conversations"}.isdisjoint(names) else ""
     return f"name the column with --{role}-column (data.columns.{role}){chats}"
 
@@ -208,7 +208,7 @@ class Layout(ABC):
 
     @abstractmethod
     def choose(self, head: Head, named: Mapping[str, str | int]) -> Chosen:
-        """The columns of each role, given those that the user named (see `named`).
+        """Choose the columns of each role; `named` has the columns that the user named.
 
         Raises InputError for a column that is missing, ambiguous or used twice.
         """
@@ -219,7 +219,7 @@ class Layout(ABC):
         return False
 
     def flat(self, record: dict[str, Any]) -> dict[str, Any]:
-        """A record in which the keys of the object under the key `nests` are keys of its own."""
+        """The record with the keys of its object `nests` lifted to the top."""
         inner = None if self.nests is None else record.get(self.nests)
         return record if not isinstance(inner, dict) else {k: v for k, v in record.items() if k != self.nests} | inner
 
@@ -310,7 +310,7 @@ class LabelledLayout(Layout):
         return {role: (chosen[role],) for role in self.roles if role in chosen}
 
     def _choose_by_name(self, names: list[str], chosen: dict[str, int]) -> None:
-        """Known names: pairs of texts first. A table of which only the text was named has one text a row."""
+        """Choose columns by known names, pairs of texts first. If only the text was named, each row has one text."""
         if "text" not in chosen:
             for first, second in self.pairs:
                 if "text2" in chosen:
@@ -329,7 +329,7 @@ class LabelledLayout(Layout):
             _choose_first_known("label", known, names, chosen)
 
     def _choose_by_content(self, head: Head, chosen: dict[str, int]) -> None:
-        """As many columns as missing roles: of two, the label is the one with fewer different values."""
+        """Choose the free columns if there are as many as missing roles. The label has fewer different values."""
         free = head.free(chosen.values())
         missing = [role for role in ("text", "label") if role not in chosen]
         if not self.needs_label and len(free) < len(missing):
@@ -402,7 +402,7 @@ class PairLayout(Layout):
         )
 
     def _looks_like_names(self, first: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
-        """Known names of both sides, or one that means nothing else."""
+        """Whether the first row has known names of both sides, or one unmistakable name."""
         names = [
             "" if cell in (row[column] for row in below if column < len(row)) else _normalized(cell)
             for column, cell in enumerate(first)
@@ -452,14 +452,14 @@ def _find_joined(head: Head, column: str | int, role: str) -> tuple[int, ...]:
 
 
 def column_name(columns: Sequence[int], names: Sequence[str] | None) -> str | int:
-    """How a user can name these columns: names joined by commas, or numbers where names are missing or ambiguous."""
+    """These columns as a user names them: names joined by commas, or numbers if names are missing or ambiguous."""
     if names is None or any(names.count(names[column]) > 1 for column in columns):
         return columns[0] if len(columns) == 1 else ",".join(map(str, columns))
     return ",".join(names[column] for column in columns)
 
 
 def is_present(column: str | int, first: Sequence[str], *, has_names: bool) -> bool:
-    """Whether a table with this first row has a column. Where columns have names, a number is not enough."""
+    """Whether a table with this first row has a column. If columns have names, a number does not count."""
     if column in first:
         return True
     parts = [part.strip() for part in str(column).split(",")]

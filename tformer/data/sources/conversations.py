@@ -58,12 +58,12 @@ def read_record(raw: Any, *, place: str, errors: Errors) -> dict[str, Any]:
 
 
 def turns(role: str, value: Any) -> list[Any]:
-    """A text as a message, or messages as they are."""
+    """Messages: a text becomes one message of this role, a list stays."""
     return value if isinstance(value, list) else [{"role": role, "content": value}]
 
 
 def opened(record: Mapping[str, Any], given: Sequence[Any], place: str) -> list[Any]:
-    """The messages of a row after those of its keys `system` and `history`."""
+    """All messages of a row: its `system`, its `history`, then the given ones."""
     system, history = record.get("system") or "", record.get("history") or []
     if not isinstance(system, str) or not isinstance(history, list):
         raise InputError(f"{place}: 'system' should be a text, 'history' a list of messages or of pairs of texts")

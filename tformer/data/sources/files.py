@@ -416,7 +416,7 @@ class Content:
 
     @cached_property
     def delimiter(self) -> str:
-        """What stands between the cells of csv."""
+        """The separator of the cells of csv."""
         if self.reading.separator is not None:
             return self.reading.separator
         lines, room = list[str](), PIECE_BYTES
@@ -429,7 +429,7 @@ class Content:
 
     @property
     def decoding(self) -> str:
-        """How bytes become text, for fingerprints."""
+        """Error handling and encoding, for fingerprints."""
         return self.errors if self.encoding == "utf-8" else f"{self.errors}:{self.encoding}"
 
     @property
@@ -587,7 +587,7 @@ def _is_readable_text(path: Path) -> bool:
 
 
 class SourceSpec(Protocol):
-    """An entry of the recipe's `data.train` or `data.valid`, as far as it is read here."""
+    """The fields of an entry of `data.train` or `data.valid` that this module reads."""
 
     @property
     def path(self) -> str: ...
@@ -631,7 +631,7 @@ class Source:
         return digest.hexdigest()
 
     def _items(self, method: str) -> Iterator[Any]:
-        """What this method of every part gives. Raises InputError if a file changed since the source was opened."""
+        """Items of this method of every part. Raises InputError if a file changed since the source was opened."""
         for part in self.parts:
             with unchanged(*(content.origin for content in part.contents)):
                 yield from getattr(part, method)()

@@ -143,7 +143,7 @@ def open_labelled(
 
 
 def open_texts(path: str, *, column: Column, trained: Column, reading: Reading) -> LabelledSource:
-    """A table with one text a row: of the named column, of that of the training if it is there, or of a guessed one."""
+    """Open a table with one text a row: the named column, else the training's column if present, else a guess."""
     named, preferred = (SimpleNamespace(text=each) for each in (column, trained))
     return _open(path, named, reading, TextLayout(), preferred)
 
@@ -382,7 +382,7 @@ def stratified_split(
 
 
 def _shares(sizes: np.ndarray, *, fraction: float) -> np.ndarray:
-    """How many examples of each class are held out; the last example of a class never is.
+    """Number of held-out examples of each class; the last example of a class is never held out.
 
     The share of every class is rounded down. The examples that are then missing are taken one by one: from classes with
     none held out so far, then from the others, the largest remainder first, equal ones in a random order. With at most

@@ -20,7 +20,7 @@ from tformer.support.errors import InputError
 
 
 def with_prefix(prefix: str, source: str) -> str:
-    """The source after the prefix of its text-to-text task. A blank source, or one that begins so, stays as it is."""
+    """The source behind the prefix of its task; unchanged if it is blank or begins with the prefix."""
     blank = not source or source.isspace()
     return source if blank or source.startswith(prefix) else prefix + source
 

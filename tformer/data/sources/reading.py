@@ -29,7 +29,7 @@ UNDEFINED_IN_CP1252 = re.compile(rb"[\x81\x8d\x8f\x90\x9d]")
 
 @dataclass(frozen=True)
 class Reading:
-    """How files are read. Raises InputError for an unknown encoding, and for a delimiter that is no character.
+    """Settings for reading files. Raises InputError for an unknown encoding or a delimiter of several characters.
 
     Attributes:
         errors: at bytes that are not of the encoding.
@@ -81,7 +81,7 @@ class ReadsTexts:
 
     @property
     def reading(self) -> Reading:
-        """How texts are read. Raises InputError for an unknown encoding or delimiter."""
+        """These options as `Reading`. Raises InputError for an unknown encoding or delimiter."""
         return Reading(self.invalid_utf8, self.encoding, self.delimiter, quotes=self.quotes)
 
 
@@ -108,7 +108,7 @@ class BadRows:
         self.total += 1
 
     def error(self, name: str) -> InputError:
-        """That of the only one, or one for all of them in the file of this name."""
+        """The error of the only bad row, or one error for all bad rows of the file of this name."""
         assert self.first is not None
         hint = self.first.hint or "--bad-rows drop leaves such rows out"
         message = self.first.message if self.total == 1 else f"{name}: {self.total:,} rows cannot be used: {self}"

@@ -141,7 +141,7 @@ class _Reader(io.RawIOBase):
 
 
 def describe(url: str) -> RemoteFile:
-    """The file at a URL. Raises InputError for nothing there, and for a store that cannot send parts of it."""
+    """Describe the file at a URL. Raises InputError if there is none or the store cannot send parts of it."""
     system, path = _system(url)
     system.invalidate_cache()  # of listings
     return _described(url, _tried(url, lambda: system.info(path)))

@@ -114,7 +114,7 @@ class PairRow:
 
 
 def row_facts(row: LabelledRow | PairRow) -> dict[str, Any]:
-    """What names a row in a listing, as far as it is known: its number from 0 as `row`, its `id`."""
+    """Number (`row`, from 0) and `id` of a row, those that are known, for listings."""
     return {key: value for key, value in (("row", row.number), ("id", row.id)) if value is not None}
 
 
@@ -180,7 +180,7 @@ class Table(ABC):
 
     @abstractmethod
     def row(self, values: list[Any], **facts: Any) -> Any:
-        """The row of these values, which are in the order of `columns`; none for a blank line that is kept.
+        """Build a row of values in the order of `columns`; there are no values for a blank line that is kept.
 
         facts: its `place`, `number` and `id`, and its `record` if that is kept.
 
@@ -228,7 +228,7 @@ class Table(ABC):
             yield place, raw, row
 
     def records(self) -> Iterator[tuple[Mapping[str, Any], Collection[str]]]:
-        """(values by the names of columns or keys, those that are used) of every row that can be read."""
+        """Yield each readable row as values by name of column or key, with the names that are used."""
         nameless = self.names is None and self.format in (*CELLS, LINES)
         for _, raw in () if nameless else replace(self, keeps_records=True)._raw_rows():
             with suppress(InputError):
@@ -237,7 +237,7 @@ class Table(ABC):
                 yield record, self.used(record)
 
     def used(self, record: Mapping[str, Any]) -> Collection[str]:
-        """The names that are used of those of a record."""
+        """The names in a record that are used."""
         used = {*chain(*self.columns.values()), self.id_column}
         return [(self.names or ())[column] for column in used if column is not None]
 
@@ -302,11 +302,11 @@ class Table(ABC):
 
     @property
     def _joins(self) -> list[Callable[[list[str]], Any]]:
-        """What becomes of the texts of each role's columns."""
+        """For each role the function that joins the texts of its columns."""
         return [list if role in self.layout.apart else _joined for role in self.columns]
 
     def _parse_record(self) -> Callable[[str, Any], tuple[list[Any], Any]]:
-        """Of jsonl and Parquet, with values of several types."""
+        """The parser of records of jsonl and Parquet, whose values have several types."""
         names, errors, joins = self.names, self.content.errors, self._joins
         assert names is not None, "every column of jsonl and Parquet has a name"
         keys = {role: [names[column] for column in numbers] for role, numbers in self.columns.items()}
@@ -344,13 +344,13 @@ class Table(ABC):
         return (self.content,)
 
     def column(self, role: str) -> Column:
-        """How a user can name the column or columns of a role; None if the table has none."""
+        """The column or columns of a role as a user names them; None if the table has none."""
         if role not in self.columns or self.format == LINES:
             return None
         return column_name(self.columns[role], self.names)
 
     def description(self) -> str:
-        """Which columns hold what, for messages."""
+        """The columns and their contents, for messages."""
         parts = [*self.found, *(f"{ROLES[role]} in column {self.column(role)!r}" for role in self.columns)]
         return ", ".join(parts) + ("" if self.names is not None else " (counted from 0; there is no row of names)")
 
@@ -404,7 +404,7 @@ def _open_table(
 
 
 def _found_form(content: Content, format: str) -> Iterator[str]:
-    """What was found of the form of a table and is not the usual, in words."""
+    """The unusual facts found about a table's form, in words."""
     reading = content.reading
     if content.encoding != "utf-8" and reading.encoding is None:
         yield f"encoding {content.encoding}"

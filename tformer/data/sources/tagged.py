@@ -40,7 +40,13 @@ Sentence = tuple[str, list[str], list[str]]
 
 @dataclass(frozen=True)
 class RowFile:
-    """One file of a source. read: its rows; key: of what else they depend on; keys: of jsonl, those that are used."""
+    """One file of a source.
+
+    Attributes:
+        read: reads its rows.
+        key: identifies the options on which the rows depend.
+        keys: the keys of jsonl that are used.
+    """
 
     content: Content
     read: Callable[[Content], Iterator[LabelledRow]]
@@ -74,7 +80,7 @@ def open_files(
     accepts: Sequence[str],
     has_text2: bool = False,
 ) -> LabelledSource:
-    """The files behind a path. endings: of those that a folder gives. accepts: as of `decode_text`."""
+    """Open the files behind a path. endings: of the files taken from a folder. accepts: as in `decode_text`."""
     found = locate(path, is_known=lambda place: format_ending(place) in endings, known=", ".join(endings))
     parts = tuple(RowFile(content, read, key, keys) for content in found.contents(reading, accepts=accepts))
     return LabelledSource(name=found.name, parts=parts, notes=found.notes, has_text2=has_text2)
@@ -103,7 +109,7 @@ def open_tagged(
 
 
 def tagged_rows(content: Content, named: dict[str, Any]) -> Iterator[TaggedRow]:
-    """Every sentence. named: what the user named of the columns or keys of words (text) and tags (label)."""
+    """Yield every sentence. named: the columns or keys of words (text) and tags (label) that the user named."""
     ending = ending_of(content)
     if ending in OTHER_TABLES:
         raise InputError(f"{content.name}: words and their tags are read from CoNLL files and jsonl, found {ending}")

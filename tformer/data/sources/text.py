@@ -88,7 +88,7 @@ class TextSource(Source):
     """An opened source of documents."""
 
     def fingerprint(self) -> str:
-        """As of every source; that of many files is remembered, so that not all of them are opened again."""
+        """As `Source.fingerprint`; the fingerprint of many files is cached, so that not all are opened again."""
         state = self._state()
         if state is None:
             return super().fingerprint()
