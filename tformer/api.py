@@ -141,7 +141,7 @@ NOT_OF_TRAIN |= {"folds": "tformer.cross_validate(data, folds=5)"}
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model wrote for one prompt or source.
+    """The generated texts for one prompt or source.
 
     Attributes:
         prompt: as it was given.
@@ -431,7 +431,7 @@ class Run(Loaded):
             return make_report(self._in_fp32(), chosen)
 
     def attribute(self, text: str | None = None, **options: Any) -> AttributionReport:
-        """How much each token or patch mattered for an answer, as arrays with names (`tformer attribute`).
+        """Attribution: scores of each token or patch for an answer, as named arrays (`tformer attribute`).
 
         `.scores["integrated"]["encoder"]` is an array [answers, tokens], `.targets` the answers, `.gaps` what
         integrated gradients miss. The keywords are the command's flags: `image`, `target_token`, `methods`, ...
@@ -468,7 +468,7 @@ class Run(Loaded):
     # --- copies for inference -----------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """What copies and pickles hold: packed matrices cannot be copied, and are made again."""
+        """State for copies and pickles, without packed matrices: these cannot be copied and are built again."""
         return self.__dict__ | {"_prepared": {}}
 
     def _in_fp32(self) -> Loaded:
@@ -493,7 +493,7 @@ class Run(Loaded):
         return loaded
 
     def _ready(self, key: Hashable, prepare: Callable[[Loaded], list[Loaded]]) -> list[Loaded]:
-        """The models that `prepare` makes of a copy of this one; those of an earlier call if nothing has changed."""
+        """Models that `prepare` builds from a copy of this one; reuses earlier ones if the weights are unchanged."""
         tensors = chain(self.model.parameters(), self.model.buffers())
         states = tuple((each.data_ptr(), None if each.is_inference() else each._version) for each in tensors)
         if (models := self._kept(key, states)) is not None:
@@ -529,7 +529,7 @@ def load(
     runs_dir: str | Path = "runs",
     kinds: Collection[str] | None = None,
 ) -> Run:
-    """A run, a checkpoint or a Hugging Face folder as a `Run`. The arguments are those of `tformer.loading.load`."""
+    """Load a run, a checkpoint or a Hugging Face folder as a `Run`, with the arguments of `tformer.loading.load`."""
     for name, value, is_right, expected in (
         ("path", path, path is None or is_path(path), "a path"),
         ("device", device, isinstance(device, str | torch.device), "auto, cpu, cuda or a torch.device"),
@@ -594,7 +594,7 @@ def cross_validate(
 def _with_data(
     read: Callable[[dict[str, Any]], TrainOptions], options: dict[str, Any], **given: Any
 ) -> tuple[TrainOptions, dict[Path, str]]:
-    """The options of a training with the given data, and the names of those that are rows by the file they are in."""
+    """Options of a training with the given data, and the names of the data given as rows, by file."""
     if isinstance(options.get("set"), Mapping):
         options["set"] = [f"{key}={json.dumps(value, default=str)}" for key, value in options["set"].items()]
     paths, names = {name: _paths(value) for name, value in given.items()}, {}
@@ -674,7 +674,7 @@ def _pairs(texts: Iterable[Any]) -> list[tuple[str, str | None]]:
 
 
 def _as_options(inputs: Iterable[Any], *, images: bool) -> Iterator[dict[str, Any]]:
-    """The forms of the inputs, each once, as `tformer classify` would get them."""
+    """Options of `tformer classify` for each form of the inputs: images, single texts, pairs."""
     if images:
         yield {"image": tuple(map(Path, inputs))}
         return

@@ -82,7 +82,7 @@ class Loaded:
 
     @property
     def reader(self) -> TextReader:
-        """How the model reads a text: ids inside their template, with offsets; padded batches."""
+        """The model's reader of texts: ids inside their template, with offsets; padded batches."""
         return text_reader(self.recipe, self.text_tokenizer)
 
     def encode(self, text: str, text2: str | None = None) -> list[int]:
@@ -101,7 +101,7 @@ class Loaded:
         return list(ids[:-1]), list(ids[1:])
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids that the model wrote, without special tokens. Raises InputError for what is no id."""
+        """The text of ids that the model wrote, without special tokens. Raises InputError for a value that is no id."""
         tokenizer = self.target_tokenizer
         try:
             numbers = [index(token) for token in ids]
@@ -155,19 +155,19 @@ def _require_texts(**values: object) -> None:
 
 
 def text_reader(recipe: Recipe, tokenizer: Tokenizer) -> TextReader:
-    """How a recipe's model reads a text, or a source; `tokenizer` has the recipe's special ids."""
+    """The reader of a recipe's model for a text or source; `tokenizer` has the recipe's special ids."""
     reader = TextReader.of_prompts(tokenizer) if reads_prompts(recipe) else TextReader.of_encoder(tokenizer)
     reader = replace(reader, **_padding(recipe), max_length=recipe.seq_len, truncation=recipe.data.truncation)
     return replace(reader, pair=None) if "lm" in _heads(recipe) else reader
 
 
 def reads_prompts(recipe: Recipe) -> bool:
-    """Whether a recipe's model reads texts that may go on: a decoder alone, without a head over whole texts."""
+    """Whether a recipe's model continues texts: a decoder alone, without a head over whole texts."""
     return recipe.model.encoder is None and not any(head.pools for head in recipe.model.heads)
 
 
 def target_reader(recipe: Recipe, tokenizer: Tokenizer) -> TextReader:
-    """How the decoder of a recipe's encoder-decoder reads a target: its input is all but the last id.
+    """The reader of targets for a recipe's encoder-decoder. The decoder's input is all ids but the last.
 
     Raises InputError for another model.
     """
@@ -281,7 +281,7 @@ class _Stored:
         self._places: dict[Tensor, tuple[str, str]] = {}  # (role, name) of each on the meta device
 
     def tensors(self, role: str) -> dict[str, Tensor]:
-        """The tensors of a role by name, those of tied names among them; empty if there are none."""
+        """The tensors of a role by name, tied names included; empty if there are none."""
         checkpoint = self._checkpoint
         if not checkpoint.has(role):
             return {}
@@ -307,7 +307,7 @@ class _Stored:
         state: dict[str, Tensor],
         copied: Callable[[Sequence[str]], None] = lambda names: None,
     ) -> None:
-        """Copy tensors into those of a model's state that have their names; these are taken out of both.
+        """Copy tensors into the tensors of a model's state with the same names, and remove both from the dicts.
 
         copied: called with the names of each, several where they are tied.
         """

@@ -114,7 +114,7 @@ def attention_flops(
 def example_flops(
     recipe: Recipe, model: Transformer, generator: Transformer | None, *, source_length: float, target_length: float
 ) -> Flops:
-    """Operations of one example, with those of ELECTRA's generator; lengths as of `module_flops`."""
+    """Operations of one example, ELECTRA's generator included; lengths as in `module_flops`."""
     lengths = {"source_length": source_length, "target_length": target_length}
     found = [_model_flops(recipe, each, lengths) for each in (model, generator) if each is not None]
     return Flops(sum(each.forward for each in found), sum(each.training for each in found))

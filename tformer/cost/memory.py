@@ -296,7 +296,7 @@ def _layer_workspace(layer: Stack, sizes: Sizes, shape: _Shape, *, source_length
 
 
 def _forms_scores(layer: Stack, shape: _Shape) -> bool:
-    """Whether attention takes the explicit path, which stores scores: what no fused kernel can do (`core.attend`)."""
+    """Whether attention takes the explicit path, which stores scores; fused kernels store none (`core.attend`)."""
     positions = layer.positions.module
     if positions.has_bias and shape.itemsize >= FP32_BYTES:  # if it is learned, as a module of the smallest sizes shows
         smallest = layer.positions.build(PositionSizes(4, 1, 4, 4, 1, bidirectional=False, grid=(1, 1, False)))

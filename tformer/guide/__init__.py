@@ -62,7 +62,7 @@ class Section:
 
     @property
     def command(self) -> str:
-        """What shows this section."""
+        """The command that shows this section."""
         return f"tformer guide {self.topic}" + (f" {self.anchor}" if self.level > 1 else "")
 
 

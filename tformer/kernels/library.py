@@ -250,7 +250,7 @@ def _is_recent(mark: Path) -> bool:
 
 
 def lacks_compiler() -> bool:
-    """Whether a C compiler is all that is missing for a library."""
+    """True if only a C compiler is missing for a library."""
     return sys.platform == "linux" and find_compiler() is None and os.environ.get(SWITCH, "").lower() not in OFF
 
 
@@ -261,7 +261,7 @@ def find_compiler() -> str | None:
 
 
 def instructions() -> tuple[str, ...]:
-    """The compiler's flags for the processor's instructions, or for those that the switch names."""
+    """The compiler's flags for the processor's instructions, or for the set that `TFORMER_KERNELS` names."""
     return INSTRUCTIONS.get(os.environ.get(SWITCH, "").lower(), NATIVE)
 
 

@@ -80,7 +80,7 @@ class Tape:
         return self._complete
 
     def takes(self, x: Tensor) -> bool:
-        """Whether a step of this input is the recorded one with other numbers."""
+        """Whether the tape can compute a step of this input: same shape and dtype, contiguous."""
         return x.shape == self._input.shape and x.dtype == self._input.dtype and x.is_contiguous()
 
     def __call__(self, x: Tensor, slots: Sequence[tuple[Tensor, Tensor, int]]) -> Tensor:

@@ -1,3 +1,3 @@
-"""The ground floor, which imports nothing above it: errors, files, processes, options, texts of numbers, the device."""
+"""Modules that every package may import: errors, files, processes, options, texts of numbers, the device."""
 
 __version__ = "0.1.0"

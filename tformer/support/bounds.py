@@ -22,13 +22,13 @@ LEAST = {
 
 
 def bound_of(name: str, value: float) -> Bound:
-    """Its own bound if it has one, else that of its type."""
+    """The bound of a setting, else of its type."""
     own = SEED if name == "seed" else fact_of(name, Bound)
     return own or (COUNT if isinstance(value, int) else FLOAT)
 
 
 def expected_of(name: str, value: object) -> str | None:
-    """What a number of this name must be, in words; None for one that is within its bounds, and for no number."""
+    """The bound that a number violates, in words; None if it is within its bounds or no number."""
     if not isinstance(value, int | float) or isinstance(value, bool) or value == 0:
         return None
     least, most, why = bound_of(name, value)
@@ -44,7 +44,7 @@ def expected_of(name: str, value: object) -> str | None:
 
 
 def out_of_bounds(name: str, given: Any) -> str | None:
-    """What is wrong with a flag, keyword or setting, such as "must be at least 1, found 0"; None if nothing is."""
+    """The fault of a flag, keyword or setting, such as "must be at least 1, found 0"; None if it is right."""
     for value in given if isinstance(given, list | tuple) else (given,):
         least = LEAST.get(name, least_of(name))
         is_low = least is not None and isinstance(value, int | float) and value < least
@@ -88,12 +88,12 @@ MISSING_KEY = ("missing", "missing_argument")
 
 
 def expected_by(entry: Mapping[str, Any]) -> str:
-    """What one of pydantic's errors expected, in plain words."""
+    """The value that pydantic expected, in plain words."""
     return EXPECTED.get(entry["type"], "another value").format(**entry.get("ctx", {}))
 
 
 def mistake_of(entry: Mapping[str, Any]) -> str:
-    """What one of pydantic's errors is about, in plain words."""
+    """One of pydantic's errors in plain words."""
     kind, facts = entry["type"], entry.get("ctx", {})
     if kind == "value_error":
         return str(facts["error"])

@@ -36,7 +36,7 @@ class Neutral(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """The absolute value of a number: 0, or between `least` and `most`; `why` says what other numbers would do."""
+    """Bounds of a number's absolute value: 0, or from `least` to `most`; `why` is the reason."""
 
     least: float
     most: float
@@ -49,7 +49,7 @@ PENALTY = Bound(1e-30, 1e30, "logits times it, or divided by it, must be finite 
 
 
 class Must(NamedTuple):
-    """What a value must be, as code and in words. Recipes have the bounds of `annotated_types`."""
+    """A condition on a value, as code and in words. Recipes use the bounds of `annotated_types`."""
 
     holds: Callable[[Any], bool]
     words: str
@@ -326,7 +326,7 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
 
 
 def fact_of(name: str, kind: type[Fact]) -> Fact | None:
-    """The fact of this type in the row of a setting; None: the row has none, or the name is that of no setting."""
+    """The fact of this type in the row of a setting; None if the row has none or there is no such setting."""
     return next((fact for fact in SETTINGS.get(name, ()) if isinstance(fact, kind)), None)
 
 

@@ -93,7 +93,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def looks_like_pickle(data: bytes) -> bool:
-    """Whether a file's first bytes are those of a pickle or of PyTorch's zip of pickles."""
+    """Whether a file begins like a pickle or like PyTorch's zip of pickles."""
     return data[:4] == b"PK\x03\x04" or (len(data) >= 2 and data[0] == 0x80 and 2 <= data[1] <= 5)
 
 
@@ -306,7 +306,7 @@ def replacing(target: Path) -> Iterator[Path]:
 
 
 def temporary_beside(target: Path) -> Path:
-    """The path of this process's temporary file for `target`; those that killed processes left are removed.
+    """The path of this process's temporary file for `target`; removes the files of killed processes.
 
     The name holds the process id, so that two processes that write the same file do not mix their content.
     """
@@ -321,7 +321,7 @@ def temporary_beside(target: Path) -> Path:
 
 
 def temporary_name(target: Path, prefix: str = TEMPORARY) -> str:
-    """`<prefix><name of the target>`; of a name that file systems would refuse with a prefix, its hash."""
+    """`<prefix><name of the target>`, with the name's hash if the name is too long for a prefix."""
     name = os.fsencode(target.name)
     if len(name) <= LONG_NAME:
         return prefix + target.name
@@ -569,7 +569,7 @@ class _OutputFile:
 
 
 def require_writable(path: Path, *, option: str = "--output") -> Path:
-    """Try to write a file beside the one that will be `path`, and return that one: a link stays a link.
+    """Check that `path` can be written, by a file beside its target; returns the target (links are followed).
 
     Raises InputError for a directory or a place that does not exist, StorageError when the system refuses the file.
     """
@@ -592,7 +592,7 @@ def _write_out(text: str) -> None:
 
 
 def refuse_to_replace(output: Path | None, inputs: Iterable[str | Path], *, option: str = "--output") -> None:
-    """Raise InputError when the file to write is one of those to read, under any name.
+    """Raise InputError if the output file is also an input, under any name.
 
     Args:
         output: None: nothing is written.

@@ -81,5 +81,5 @@ def flags_as_keywords() -> Iterator[None]:
 
 
 def with_keywords(text: str) -> str:
-    """A message that names keywords (`top_k`) in place of flags (`--top-k`); as it is if it has a whole command."""
+    """A message with keywords (`top_k`) in place of flags (`--top-k`); unchanged if it quotes a command."""
     return text if "tformer " in text else FLAG.sub(lambda match: as_keyword(match[0]), text)

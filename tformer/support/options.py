@@ -32,7 +32,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Option:
-    """How a field is given on the command line.
+    """Declaration of a field as an option of the command line.
 
     Attributes:
         flags: `--name`; none: an argument without a flag.
@@ -95,7 +95,7 @@ def require_at_most_one(options: Iterable[tuple[str, object]]) -> None:
 def comma_list(
     text: str, read: Callable[[str], Item | None], refuse: Callable[[str], InputError], *, skip_empty: bool = False
 ) -> tuple[Item, ...]:
-    """What `read` makes of each word between commas. Raises `refuse(word)` for the first word that it makes None of."""
+    """Read each word between commas with `read`. Raises `refuse(word)` for the first word that gives None."""
     found: list[Item] = []
     for word in (part.strip() for part in text.split(",")):
         if skip_empty and not word:
@@ -156,7 +156,7 @@ def hints_of(options_type: type[Any]) -> dict[str, Any]:
 
 
 def declared_option(hint: Any) -> Option:
-    """How a field of this type is given on the command line."""
+    """The `Option` in the annotations of a field's type."""
     [declared] = [fact for fact in facts_of(hint) if isinstance(fact, Option)]
     return declared
 
