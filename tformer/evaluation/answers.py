@@ -119,7 +119,7 @@ class ClassifyOptions(ReadsTexts):
         check_quantize(self.quantize, self.precision)
 
     def check_model(self, classifier: Classifier) -> None:
-        """Raise InputError for what the model cannot take."""
+        """Raise InputError for inputs and options that the model cannot take."""
         path = classifier.path
         if classifier.reads_images and (self.text is not None or self.text_column or self.text2_column):
             raise InputError(f"{path} classifies images, not texts", hint="give --image FILE")
@@ -144,7 +144,7 @@ class ClassifyOptions(ReadsTexts):
 
     @property
     def run(self) -> str | None:
-        """The run among the positional arguments: the one that is a folder."""
+        """The run among the positional arguments; the others are images."""
         runs = [word for word in self.arguments if word not in self._more_images]
         if len(runs) > 1:
             raise InputError(
@@ -170,7 +170,7 @@ class ClassifyOptions(ReadsTexts):
         return list(map(str, self.images)) or [self.input_path or STANDARD_INPUT]
 
     def columns(self, trained: Columns) -> Columns:
-        """The columns named on the command line, over those that the model was trained on."""
+        """The columns of the training, overridden by those named on the command line."""
         from tformer.data.sources.columns import parse_column
 
         named = {"text": self.text_column, "text2": self.text2_column}
@@ -262,7 +262,7 @@ class AnswerFormat:
 
     @property
     def columns(self) -> list[tuple[str, Kind]]:
-        """The columns of an answer in a table: the label, its probability, and that of every class in their order.
+        """The columns of an answer in a table: the label, its probability, and each class's probability.
 
         With `top` the K best labels, each with its probability; of several labels a list; of a regression the score.
         """

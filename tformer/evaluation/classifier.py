@@ -144,7 +144,7 @@ class Classifier:
 
     @cached_property
     def thresholds(self) -> Thresholds | None:
-        """Those that are stored with the checkpoint. Raises InputError for a damaged file."""
+        """The thresholds stored with the checkpoint. Raises InputError for a damaged file."""
         return Thresholds.load(self.path, self.kind, self.labels)
 
     def classify(self, texts: Sequence[tuple[str, str | None]]) -> np.ndarray:
@@ -167,7 +167,7 @@ class Classifier:
         return self.scores(image_samples(self._loaded.recipe, paths, named_in=named_in))
 
     def open_image_set(self, path: str) -> ImageSet:
-        """The images of a folder, zip or IDX file, without their labels. Raises InputError for what is no image."""
+        """The images of a folder, zip or IDX file, without labels. Raises InputError for a file that is no image."""
         patches = self._loaded.recipe.model.patches
         assert patches is not None
         images = open_images(

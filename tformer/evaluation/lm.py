@@ -177,7 +177,7 @@ def summarize(
 
 
 def combine_validation(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The metrics of several texts together, from those that `evaluate_lm` returned for each (at least one)."""
+    """Metrics of several texts together, from `evaluate_lm`'s metrics of each (at least one)."""
     if len(parts) == 1:
         return dict(parts[0])
     parts = [part for part in parts if part["tokens"]]

@@ -1,4 +1,4 @@
-"""What a classifier says of each example, as JSON lines, and the table of several such files that share out a data set.
+"""A classifier's predictions as JSON lines, and the table of the files of all folds of a data set.
 
     {"example": 17, "truth": "spam", "text": "...", "label": "spam", "probabilities": {"spam": 0.9, "ham": 0.1}}
 

@@ -129,7 +129,7 @@ class Scored:
 
     @cached_property
     def guesses(self) -> np.ndarray:
-        """What the model answers, in the form of the labels."""
+        """The model's answers in the form of the labels."""
         return self.values[:, 0] if self.kind == "score" else decide(self.kind, self.values, self.thresholds)
 
     @cached_property

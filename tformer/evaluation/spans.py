@@ -94,7 +94,7 @@ def by_text(rows: Sequence[Any], scores: Sequence[np.ndarray]) -> list[list[tupl
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
-    """First character, and the one after the last, of each word of a text that is not cut into words.
+    """Find the words of a plain text: (first character, end) of each.
 
     Words have signs inside, U.S or don't; every other sign is a word. Accents, vowel signs and joiners (of emoji, too)
     belong to the character before them.

@@ -121,7 +121,7 @@ class EmbedOptions(ReadsTexts):
 
     @property
     def ending(self) -> str:
-        """That of the output file; "" without one."""
+        """The ending of the output file; "" without an output file."""
         return "" if self.output is None else self.output.suffix.lower()
 
     @property

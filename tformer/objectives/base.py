@@ -113,7 +113,7 @@ class ImageContext:
 
 @dataclass(frozen=True)
 class ObjectiveContext:
-    """What objectives need from tokenizer, data and models. Parts that no objective of a run needs keep their default.
+    """Facts about tokenizer, data and models for objectives. Parts that no objective of a run needs keep their default.
 
     Attributes:
         special_ids: ids of the special tokens.
@@ -328,7 +328,7 @@ class TokenObjective(Objective):
         return linear_divergence(ours, theirs, temperature=temperature, counted_N=counted_N)
 
     def _projections(self, outputs: Sequence[Output], batch: Batch) -> tuple[list[Projection], Tensor]:
-        """The head of each output at selected positions [n], and which of these have a label [n]."""
+        """The projection of each output's head at selected positions [n], and a mask [n] of the labelled ones."""
         assert batch.labels is not None
         labelled_N = batch.labels.flatten() != IGNORED_LABEL
         # Leaving positions out means counting them, which stalls a GPU; with few labels, as in masked LM, it is faster.

@@ -108,7 +108,7 @@ class CausalLm(TokenObjective):
         )
 
     def _labels_of(self, example: Example) -> np.ndarray:
-        """[t - 1]: what each id predicts, `IGNORED_LABEL` where nothing is learned."""
+        """The label of each id [t - 1]: the next id, or `IGNORED_LABEL`."""
         return example.ids[1:]
 
     def _check_length(self, num_ids: int) -> None:

@@ -38,7 +38,7 @@ class Chat(CausalLm):
         return {"text": sample.ids % LEARNED}
 
     def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
-        """As `CausalLm.collate`, with labels on what is learned only."""
+        """As `CausalLm.collate`, with labels on learned ids only."""
         plain = []
         for sample in samples:
             learned = sample.ids >= LEARNED

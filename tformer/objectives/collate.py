@@ -104,7 +104,7 @@ def documents_of(example: Example) -> np.ndarray:
 
 
 class WordDropout:
-    """Replaces tokens at random; `share` 0 replaces none and draws nothing.
+    """Replaces tokens at random; with `share` 0 it replaces none and draws no numbers.
 
     Args:
         share: p.

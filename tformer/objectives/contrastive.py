@@ -1,4 +1,4 @@
-"""In-batch negatives: the second text of each pair is to be found among those of the whole batch (InfoNCE).
+"""In-batch negatives (InfoNCE): find the second text of each pair among all second texts of the batch.
 
     loss = - sum_i log( exp(s cos(a_i, b_i)) / sum_j exp(s cos(a_i, b_j)) ),   s = scale, the inverse temperature
 
@@ -35,7 +35,7 @@ from tformer.objectives.labelled import LabelledObjective
 
 
 class VectorObjective(Objective):
-    """Base class of the objectives that compare the vectors of two texts, each of which the model reads alone."""
+    """Base class of objectives that compare the vectors of two texts. The model reads each text alone."""
 
     data = "text_pairs"
     head = EmbeddingHeadOptions()
@@ -105,7 +105,7 @@ def _pairs(batch: Batch) -> int:
 
 
 class Contrastive(VectorObjective):
-    """The second text of each pair among those of the batch, and negatives."""
+    """Finds the second text of each pair among all second texts of the batch and the hard negatives."""
 
     metrics = ("loss", "accuracy", "recall_1", "mrr", "ndcg_10")
     shown_metrics: ClassVar[Mapping[str, str]] = {"mrr": "MRR {:.4f}"}
@@ -142,7 +142,7 @@ class VectorOptions(CheckedOptions):
 
 @dataclass(frozen=True)
 class ContrastiveOptions(VectorOptions):
-    """In-batch negatives: find the second text of each pair among those of the batch."""
+    """In-batch negatives: find the second text of each pair among all second texts of the batch."""
 
     kind: Literal["contrastive"] = "contrastive"
     objective: ClassVar[type[Objective]] = Contrastive

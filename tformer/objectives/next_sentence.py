@@ -40,7 +40,7 @@ class NextSentence(Objective):
     def collate(
         self, samples: Sequence[Example | np.ndarray] | np.ndarray, *, rng: np.random.Generator, training: bool = True
     ) -> Batch:
-        """The pairs, padded, nothing masked. `rng`: random padding."""
+        """The pairs padded and without masks. `rng`: for random padding."""
         return pad_samples(samples, self.context, rng=rng)
 
     def label_count(self, batch: Batch) -> dict[str, int]:

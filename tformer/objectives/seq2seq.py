@@ -70,7 +70,7 @@ class DecoderObjective(TokenObjective):
         rng: np.random.Generator,
         training: bool,
     ) -> Batch:
-        """Sources [t], and (decoder inputs, labels) [u] of each, as one batch; masks are None where nothing is padded.
+        """One batch of sources [t] with (decoder inputs, labels) [u]; a mask is None if no row is padded.
 
         `rng`: word dropout, in training only.
         Raises ValueError for a source of more than seq_len ids, or decoder inputs of more than target_seq_len.

@@ -51,7 +51,7 @@ class SpanCorruption(RestoringObjective):
 
     @staticmethod
     def target_length(source: float, target: float, options: SpanCorruptionOptions) -> float:
-        """What was removed, with its sentinels, the last one and eos."""
+        """Length of a target: removed tokens, their sentinels, the last sentinel and eos."""
         noise, spans = span_counts(round(source), options.noise_density, options.mean_span_length, round(source))
         return noise + spans + 2
 

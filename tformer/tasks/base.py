@@ -70,7 +70,7 @@ Baselines = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStart:
-    """What a training starts from: its recipe, a checkpoint and a teacher.
+    """Start of a training: recipe, checkpoint and teacher.
 
     Attributes:
         resumed: checkpoint of the run that is continued.
@@ -359,7 +359,7 @@ class Task(ABC):
         """Metrics of the full evaluation report."""
 
     def has_curves(self, recipe: Recipe) -> bool:
-        """Whether `evaluate` draws a model's decisions: precision-recall and calibration curves."""
+        """Whether `evaluate` draws precision-recall and calibration curves of the model."""
         return False
 
     @abstractmethod

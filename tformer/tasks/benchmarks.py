@@ -33,7 +33,7 @@ SEED = 1234  # lm_eval's own
 
 
 class Benchmarks(Text):
-    """The tasks that --tasks names, in place of data: those of lm_eval, for models of running text."""
+    """Tasks of lm_eval in place of data (--tasks), for models of running text."""
 
     description = "a causal language model, and --tasks runs tasks of lm_eval"
     options = frozenset({"tasks", "num_fewshot", "limit", "predictions"})

@@ -1,4 +1,4 @@
-"""Evaluation at other lengths than those of the training, and by position and by length."""
+"""Evaluation at other lengths than the training's, and by position and by length."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from tformer.workers.work import Work
 
 
 class Chat(MaskedText):
-    """Conversations, or texts of which all is learned; like masked text measured by the objective.
+    """Conversations, or texts that are learned whole. The objective measures them, as for masked text.
 
     Attributes: `unit`, what rows are; `table`, how they are read; `corpus_type`, of their tokens.
     """
@@ -65,12 +65,12 @@ class Chat(MaskedText):
         )
 
     def encoder(self, tokenizer: Tokenizer, recipe: Recipe) -> tuple[Callable[[Any], Sequence[Any]], str]:
-        """(function of a row that gives the marked ids of the sequences of its examples, key of what it depends on)."""
+        """(function from a row to the marked ids of each example's sequences, key of the options it depends on)."""
         template = ChatTemplate(tokenizer, recipe.tokenizer.chat_template)
         return lambda row: [[ids] for ids in marked_ids(row, template)], f"{tokenizer.sha256} {template.source}"
 
     def corpus(self, source: Any, tokenizer: Tokenizer, recipe: Recipe, work: Work) -> TokenCorpus:
-        """The rows of a source, those that are too long left out or cut. Errors: none is left."""
+        """The rows of a source as tokens; rows that are too long are left out or cut. Errors: none is left."""
         (encode, key), unit = self.encoder(tokenizer, recipe), self.unit
         how: dict[str, Any] = {"seq_len": recipe.seq_len, "overlong": recipe.data.overlong}
         with work.part(f"tokenizing {source.name}", unit=unit) as part:

@@ -36,7 +36,7 @@ def evaluate_model(options: EvaluationOptions, work: Work) -> tuple[Task, dict[s
 
 
 def evaluate_loaded(loaded: Loaded, options: EvaluationOptions, work: Work) -> tuple[Task, dict[str, Any]]:
-    """`evaluate_model` for a loaded model, which may be packed for inference: use it for nothing else afterwards."""
+    """`evaluate_model` for a loaded model. It may get packed for inference, so do not use it afterwards."""
     if options.pooling is not None:
         loaded = with_vectors(loaded, options.pooling)
     device = next(loaded.model.parameters()).device
@@ -77,7 +77,7 @@ def evaluate_loaded(loaded: Loaded, options: EvaluationOptions, work: Work) -> t
 
 
 def report_lines(task: Task, report: dict[str, Any]) -> list[str]:
-    """The report as lines of text; those of the baselines stand after the metrics, before any table."""
+    """The report as lines of text: metrics, baselines, tables."""
     lines = list(task.lines({name: value for name, value in report.items() if name not in ("baseline", "by")}))
     end = lines.index("") if "" in lines else len(lines)
     table = breakdown_lines(report["by"]) if "by" in report else ()
@@ -123,7 +123,7 @@ def evaluation_task(loaded: Loaded, options: DataOptions) -> Task:
 
 
 def _note_prefix(loaded: Loaded, data: ChosenData, options: DataOptions, work: Work) -> None:
-    """Note the prefix of the sources; not for the run's own data, which has the prefixes of its tasks."""
+    """Note the prefix of the sources, except for the run's own data, which has the prefixes of its tasks."""
     prefix, note = task_prefix(loaded.recipe, options.prefix)
     if note is not None and (prefix or data.given is not None):
         work.note(note)

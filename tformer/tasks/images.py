@@ -21,7 +21,7 @@ from tformer.workers.work import Work
 
 
 class Images(Labelled):
-    """Labelled images. Evaluation is that of labelled texts."""
+    """Labelled images, evaluated like labelled texts."""
 
     description = "a model of images"
     options = frozenset({"mistakes", "predictions", "threshold", "views"})
@@ -82,7 +82,7 @@ def _context(recipe: Recipe, label_counts: np.ndarray) -> ObjectiveContext:
 
 
 def _read(recipe: Recipe, specs: tuple[SourceSpec, ...], labels: tuple[str, ...], work: Work) -> ImageSet:
-    """The one set of images that the specs name, as the model reads it. `labels`: its classes; () for those found."""
+    """The set of images that the specs name, as the model reads it. `labels`: its classes; (): the classes found."""
     if len(specs) != 1:
         raise InputError(f"--data: {len(specs)} sets of images, expected one", hint="put them into one folder")
     patches, path = recipe.model.patches, specs[0].path

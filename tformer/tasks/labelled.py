@@ -102,7 +102,7 @@ class Parts:
 
     @classmethod
     def of(cls, labels: np.ndarray, data: Data, *, name: str, rows: Sequence[LabelledRow] | None) -> Parts:
-        """Of every label a share is validated on, or the last examples are, after the fold was taken out.
+        """Take out the fold, then a share of every label, or the last examples, for validation.
 
         rows: of texts (None: of images), of which those of a group are in one part, without groups near duplicates.
         """
@@ -170,7 +170,7 @@ def require_its_classes(recipe: Recipe, names: Sequence[str]) -> None:
 
 
 def labels_note(recipe: Recipe, names: Sequence[str], look: Look | None) -> str:
-    """The labels in their order, with their shares, and of which of two classes F1 is."""
+    """A note: the labels in order with their shares, and the class of `f1_binary`."""
     is_binary = label_kind_of(recipe) == "classes" and len(names) == 2
     second = f"; f1_binary is the F1 of '{names[1]}'" if is_binary else ""
     return line_on_labels(names, None if look is None else look.figures["labels"]) + second
@@ -408,7 +408,7 @@ def labelled_sample(recipe: Recipe, tokenizer: Tokenizer, given: GivenExample) -
 
 
 def chosen_part(samples: Any, data: ChosenData, recipe: Recipe) -> tuple[Any, str]:
-    """The held-out part where the run's training data was read, and what the examples are called."""
+    """The examples to evaluate (the held-out part of the run's training data, else all) and their name."""
     if not data.held_out:
         return samples, samples.name
     own = recipe.data

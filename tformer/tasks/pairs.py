@@ -388,7 +388,7 @@ class PairValidation:
 
 
 def bare_texts(pairs: PairTokens, specs: Sequence[SourceSpec]) -> tuple[list[str], list[str]]:
-    """(sources without the prefix of their task, targets), as far as they are compared."""
+    """(sources without the prefix of their task, targets), cut to the compared length."""
     prefixes = sorted({spec.prefix for spec in specs if spec.prefix}, key=len, reverse=True)
     texts = [[text[:COMPARED_CHARACTERS] for text in pairs.texts(index)] for index in range(len(pairs))]
     bare = (next((source[len(each) :] for each in prefixes if source.startswith(each)), source) for source, _ in texts)
@@ -396,7 +396,7 @@ def bare_texts(pairs: PairTokens, specs: Sequence[SourceSpec]) -> tuple[list[str
 
 
 def _with_shared_prefix(recipe: Recipe) -> Recipe:
-    """The recipe with the one prefix of all its training data before validation data that has none."""
+    """The recipe with the prefix of its training data also on validation data, if all training data has the same."""
     data, prefixes = recipe.data, {spec.prefix for spec in recipe.data.train}
     if len(prefixes) != 1:
         return recipe

@@ -60,7 +60,7 @@ class Preferences(Chat):
         return ("generate", "--prompt", opening or "The ") if recipe.tokenizer.chat_template is None else ("chat",)
 
     def given_row(self, text: str, answer: str) -> Any:
-        """A prompt, a chosen answer, and as the rejected one nothing but an end."""
+        """A preference with this prompt and chosen answer; the rejected one is empty."""
         return Preference(text, answer, "", "", "--text")
 
     def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> HeldOut:

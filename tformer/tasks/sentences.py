@@ -36,7 +36,7 @@ VALIDATION_PAIRS = 64  # of a batch
 
 
 class Sentences(MaskedText):
-    """Documents split into sentences. Evaluation is that of masked text, on pairs of sentences."""
+    """Documents split into sentences, evaluated like masked text on pairs of sentences."""
 
     tokenizer_texts = "sentences"
 
@@ -74,7 +74,7 @@ class Sentences(MaskedText):
         )
 
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
-        """A text and the one that follows it."""
+        """A sample of a text and its next sentence."""
         given.require(needs="text", may="text2", reader=self.description)
         if given.text2 is None:
             raise InputError("--text: this model is trained on pairs of texts", hint="give the second with --text2")

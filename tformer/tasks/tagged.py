@@ -82,7 +82,7 @@ class Tagged(Task):
         return open_tagged(specs, columns=data.columns, reading=data.reading)
 
     def settled(self, start: TrainingStart, rows: Iterator[Any], work: Work) -> Recipe:
-        """The recipe with the names of the tags; those of a checkpoint keep their order, and so their head."""
+        """The recipe with the names of the tags; a checkpoint's tags keep their order, and so their head."""
         data, examples = start.recipe.data, list(rows)
         names = data.labels
         if not names:

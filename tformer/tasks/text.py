@@ -92,7 +92,7 @@ def open_text(specs: Sequence[SourceSpec], data: Data | ChosenData) -> list[Text
 
 
 def note_text(start: TrainingStart, sources: Sequence[TextSource], work: Work) -> None:
-    """What the text of a new training holds, or that it is the built-in text."""
+    """Note the look at the text of a new training, or that it is the built-in text."""
     if not start.recipe.data.train:
         work.note(NO_DATA)
     elif start.resumed is None:
@@ -148,7 +148,7 @@ class CorpusTask(Task):
 
     @abstractmethod
     def validation(self, recipe: Recipe, corpora: Corpora, tokenizer: Tokenizer) -> Validate:
-        """What measures a model in training on the validation corpora."""
+        """A function that measures a model in training on the validation corpora."""
 
     def sample(self, recipe: Recipe, tokenizer: Tokenizer, model: Transformer, should_stop: ShouldStop) -> str | None:
         """Sample output during training; "": this kind of model writes none. None: interrupted."""
@@ -158,7 +158,7 @@ class CorpusTask(Task):
     def baselines(
         self, recipe: Recipe, train: Corpora, held_out: Corpora, tokenizer: Tokenizer, objective: Objective
     ) -> Baselines:
-        """What a guess scores on the validation corpora that knows only how often tokens occur in the others."""
+        """Scores of guesses on the validation corpora by the frequencies of tokens in the training corpora."""
 
     @abstractmethod
     def first_try(self, recipe: Recipe, opening: str) -> tuple[str, ...]:

@@ -159,7 +159,7 @@ class PairsHeldOut(HeldOut):
         return metrics | ({} if work.should_stop() else self.report(model, work))
 
     def report(self, model: Any, work: Work, **options: Any) -> dict[str, Any]:
-        """The metrics of whole vectors, and in `dimensions` those of the first numbers that the objective trains."""
+        """Metrics of whole vectors, and in `dimensions` of the shorter vectors that the objective trains."""
         samples = self.samples if isinstance(self.samples, PairedTexts) else self.samples.chosen
         context = self.objective.context
 

@@ -49,7 +49,7 @@ TRAINERS = ("tokenizers", "sentencepiece")
 
 @dataclass(frozen=True)
 class Texts:
-    """What a new tokenizer is trained on.
+    """Training texts of a new tokenizer.
 
     Attributes:
         read: a fresh iterator over the texts at each call.
@@ -65,7 +65,7 @@ class Texts:
     def of(
         cls, sources: Sequence[Source], read: Callable[[], Iterator[str]], *, part: str, size_bytes: int | None = None
     ) -> Texts:
-        """The texts that `read` takes from the sources. part: which of their texts these are, for the fingerprint."""
+        """The texts that `read` takes from the sources. part: names the selection, for the fingerprint."""
         fingerprints = (source.fingerprint() + source.samples() for source in sources)
         return cls(read, "\n".join([part, *fingerprints]), size_bytes)
 
@@ -74,7 +74,7 @@ class Texts:
 
 
 def obtain_tokenizer(start: TrainingStart, work: Work, texts: Texts) -> Tokenizer:
-    """The tokenizer of a training; `texts` are what a new one is trained on.
+    """The tokenizer of a training: the given one, the checkpoint's, or a new one trained on `texts`.
 
     Errors: the recipe or the command line names a file with another tokenizer than the run's own.
     """
