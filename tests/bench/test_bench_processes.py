@@ -46,7 +46,7 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def run_once(max_seconds: float = 30, *, should_stop: Any = lambda: False) -> dict[str, Any]:
-    return run_isolated("attention", {"kind": "full"}, max_seconds=max_seconds, should_stop=should_stop)
+    return run_isolated("module:function", {"kind": "full"}, max_seconds=max_seconds, should_stop=should_stop)
 
 
 def noted_is_running(noted: Path) -> bool:
@@ -100,8 +100,8 @@ def test_failures_inside_are_told_in_one_line() -> None:
 
 
 def test_what_is_refused_comes_back_from_a_real_process() -> None:
-    found = run_isolated("nothing", {}, max_seconds=100, should_stop=lambda: False)
-    assert found == {"failed": "KeyError: 'nothing'"}
+    found = run_isolated("tformer.bench:nothing", {}, max_seconds=100, should_stop=lambda: False)
+    assert found == {"failed": "AttributeError: module 'tformer.bench' has no attribute 'nothing'"}
 
 
 PROCESS = """#!{python}
@@ -189,7 +189,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Log:
 def run(*plans: dict[str, Any], repeats: int = 3, max_seconds: float = 100, **changes: Any) -> list[RacedRow]:
     contenders = [{"name": name, "plan": plan} for name, plan in zip("abc", plans, strict=False)]
     rules: dict[str, Any] = {"should_stop": lambda: False, **changes}
-    return race("speed", contenders, repeats=repeats, max_seconds=max_seconds, **rules)
+    return race("module:function", contenders, repeats=repeats, max_seconds=max_seconds, **rules)
 
 
 def test_rounds_are_in_turn_once_all_are_prepared(log: Log) -> None:
@@ -290,7 +290,7 @@ import sys
 from tformer.bench.processes import race
 sys.executable = sys.argv[1]
 contenders = [{"name": name, "plan": plan} for name, plan in (("a", {}), ("b", {"round 1": "sleeps"}))]
-race("speed", contenders, repeats=3, max_seconds=50, should_stop=lambda: False)
+race("module:function", contenders, repeats=3, max_seconds=50, should_stop=lambda: False)
 """
 
 
@@ -316,7 +316,6 @@ def test_nothing_that_stands_still_outlives_its_parent(log: Log) -> None:
 REAL = """#!{python}
 import os, sys
 from tformer.bench import speed, worker
-from tformer.bench.peers import PEERS
 from tformer.bench.workloads import Contender
 
 settings = []
@@ -331,10 +330,7 @@ class Fake(Contender):
             raise ValueError("gone")
         return 10 * len(os.environ["SEEN"]) + len(settings)
 
-class Peer:
-    make = Fake
-
-speed.WORKS["train"], PEERS["train", "other"] = Fake, Peer()
+speed.Fake = Fake
 worker.main()
 """
 
@@ -343,16 +339,19 @@ worker.main()
 def test_real_processes_keep_their_settings_to_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_speed_bench: Callable[..., SpeedBench]
 ) -> None:
-    """Ours keeps freed memory, peers do not; an environment that one changes is nobody else's."""
+    """Ours keeps freed memory, others do not; an environment that one changes is nobody else's."""
     program = tmp_path / "program"
     program.write_text(REAL.format(python=sys.executable))
     program.chmod(0o755)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     monkeypatch.setattr(sys, "executable", str(program))
-    entries = (Entry("tformer", "bf16"), Entry("other", "fp32"), Entry("other", "gone"))
+    names = (("tformer", "bf16"), ("other", "fp32"), ("other", "gone"))
+    entries = tuple(Entry(*each, "tformer.bench.speed:Fake") for each in names)
     given = {"bench": asdict(make_speed_bench(entries=entries)), "batch_size": 2}
-    contenders = [{**given, "name": name, "precision": precision} for name, precision in entries]
-    rows = race("speed", contenders, repeats=1, max_seconds=600, should_stop=lambda: False)
+    contenders = [{**given, "entry": entry} for entry in entries]
+    rows = race(
+        "tformer.bench.speed:start_contender", contenders, repeats=1, max_seconds=600, should_stop=lambda: False
+    )
     assert [row.get("tokens") for row in rows] == [11, 10, None]
     assert rows[2] == {"failed": "gone"}
     assert all(row["memory"]["peak_rss_bytes"] > 2**20 for row in rows[:2])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tformer.bench.report import FAIRNESS, Table, best_rows, document, lines, markdown, report, tables
+from tformer.bench.report import Table, best_rows, document, lines, markdown, report, tables
 from tformer.bench.speed import Entry, Row, SpeedBench
 
 
@@ -40,7 +40,8 @@ def row(name: str, precision: str, tokens_per_second: float, *, batch_size: int 
         "memory": {"peak_rss_bytes": 2**30},
         "ceilings": CEILINGS,
     }
-    return Row(Entry(name, precision), batch_size, **{**values, **changes})
+    maker = "tformer.bench.workloads.train:Training" if name == "tformer" else ""
+    return Row(Entry(name, precision, maker), batch_size, **{**values, **changes})
 
 
 ROWS = [
@@ -90,8 +91,7 @@ def test_the_data_sheet_of_a_known_gpu() -> None:
 
 def test_the_page_says_who_is_compiled(make_speed_bench: Make) -> None:
     (table,) = tables(make_speed_bench(compile=True), ROWS)
-    assert table.title.endswith("tformer compiled") and "tformer compiled" in FAIRNESS
-    assert "on a GPU" in FAIRNESS and "the other libraries run eagerly" in FAIRNESS
+    assert table.title.endswith("tformer compiled")
 
 
 def test_the_document_is_json_with_settings_and_ceilings(make_speed_bench: Make) -> None:

@@ -11,19 +11,18 @@ import pytest
 
 from tformer.bench import speed
 from tformer.bench.options import (
-    ClassifyOptions,
     GenerateOptions,
     ModelOptions,
     SpeedOptions,
     TrainOptions,
     TranslateOptions,
 )
-from tformer.bench.peers import PEERS, Peer
 from tformer.bench.speed import CHARACTERS, Entry, Row, SpeedBench, resolve, run_speed
+from tformer.bench.workloads.decoding import Generation
 from tformer.support.errors import InputError
 
 OPTIONS: dict[str, type[SpeedOptions]] = {
-    options.work: options for options in (TrainOptions, GenerateOptions, TranslateOptions, ClassifyOptions)
+    options.work: options for options in (TrainOptions, GenerateOptions, TranslateOptions)
 }
 CHAR = ModelOptions(arch="gpt", preset="char")
 FP32: dict[str, Any] = {"precision": "fp32", "device": "cpu"}
@@ -51,12 +50,10 @@ def test_an_assumed_vocabulary_is_said() -> None:
 
 
 @pytest.mark.usefixtures("int8")
-def test_ours_comes_first_and_then_the_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PEERS, ("generate", "here"), Peer("none", "Generation", ("json",)))
-    bench = settled("generate", peer=("here",), quantize="none,int8", new_tokens=4)
-    assert bench.entries == (
-        Entry("tformer", "fp32"), Entry("tformer", "int8"), Entry("here", "fp32"), Entry("here", "bf16"),
-    )  # fmt: skip
+def test_a_row_for_each_format_all_made_by_the_workload() -> None:
+    bench = settled("generate", quantize="none,int8", new_tokens=4)
+    assert [entry.label for entry in bench.entries] == ["tformer fp32", "tformer int8"]
+    assert bench.workload is Generation and len({entry.maker for entry in bench.entries}) == 1
 
 
 @pytest.mark.parametrize("int8", [False], indirect=True)
@@ -65,7 +62,8 @@ def test_8_bits_are_refused_ahead_where_there_are_none(int8: None, work: str) ->
     flags = {"model": ModelOptions(), "new_tokens": 4}
     with pytest.raises(InputError, match="--quantize int8 needs a CPU with 8-bit products"):
         settled(work, quantize="none,int8", **flags)
-    assert settled(work, quantize="none", **flags).entries == (Entry("tformer", "fp32"),)
+    [entry] = settled(work, quantize="none", **flags).entries
+    assert entry.label == "tformer fp32"
 
 
 @pytest.mark.usefixtures("int8")
@@ -89,11 +87,6 @@ def test_threads_are_the_same_for_all() -> None:
         assert settled(threads=1).threads == 1
     finally:
         torch.set_num_threads(before)
-
-
-def test_classification_gets_a_classifier() -> None:
-    bench = settled("classify", model=ModelOptions(arch="bert", preset="base"), texts=2)
-    assert [head.kind for head in bench.recipe.model.heads] == ["classifier"] and bench.length == 128
 
 
 @pytest.mark.parametrize(
@@ -136,16 +129,16 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[Any, ...]
         calls: list[tuple[Any, ...]] = []
 
         def run(measurement: str, given: Mapping[str, Any], **_: Any) -> dict[str, Any]:
-            calls.append((given["batch_size"], measurement))
+            calls.append((given["batch_size"], measurement.partition(":")[2]))
             if "failed" in limits:
                 return limits
             count = len(SpeedBench.from_json(given["bench"]).entries)
             return {**limits, "costs": limits["costs"][:count]}
 
         def race(measurement: str, contenders: Sequence[Mapping[str, Any]], **rules: Any) -> list[Any]:
-            entries = [Entry(one["name"], one["precision"]) for one in contenders]
+            entries = [Entry(*one["entry"]) for one in contenders]
             calls.append((contenders[0]["batch_size"], *entries))
-            assert measurement == "speed"
+            assert measurement == "tformer.bench.speed:start_contender"
             assert (rules["repeats"], rules["max_seconds"]) == (10, 600.0)
             return [row(entry) for entry in entries]
 
@@ -163,7 +156,7 @@ def run(bench: SpeedBench) -> list[Row]:
 def test_ceilings_and_then_all_in_turn_at_every_batch_size(make_speed_bench: Make, asked: Any) -> None:
     calls = asked(LIMITS, lambda _: TIMED)
     rows = run(make_speed_bench(entries=(OURS, PLAIN), batch_sizes=(4, 8)))
-    assert calls == [(4, "limits"), (4, OURS, PLAIN), (8, "limits"), (8, OURS, PLAIN)]
+    assert calls == [(4, "measure_limits"), (4, OURS, PLAIN), (8, "measure_limits"), (8, OURS, PLAIN)]
     assert [(row.entry, row.batch_size) for row in rows] == [
         (OURS, 4), (PLAIN, 4), (OURS, 8), (PLAIN, 8),
     ]  # fmt: skip
@@ -180,7 +173,7 @@ def test_what_fails_is_said_and_the_rest_goes_on(make_speed_bench: Make, asked: 
 def test_without_ceilings_nothing_is_timed(make_speed_bench: Make, asked: Any) -> None:
     calls = asked({"failed": "over 3 s"}, lambda _: TIMED)
     assert run(make_speed_bench(entries=(OURS,))) == [Row(OURS, 2, 8, failed="over 3 s (ceilings)")]
-    assert calls == [(2, "limits")]
+    assert calls == [(2, "measure_limits")]
 
 
 def test_a_bench_travels_as_json(make_speed_bench: Make) -> None:

@@ -1,22 +1,18 @@
-"""Each work of ours and of its peers on tiny models: the tokens of a round, what it costs, and what it refuses."""
+"""Each workload on tiny models: the tokens of a round, what it costs, and what it refuses."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from tformer.bench.peers import PEERS
 from tformer.bench.speed import WORKS
 from tformer.bench.workloads import SEED, Task
 from tformer.bench.workloads import decoding as inference
-from tformer.bench.workloads.classify import SHORTEST, Texts
 from tformer.bench.workloads.decoding import Translation, parameters_by_side, sources_of
 from tformer.build import build_model, count_parameters
 from tformer.decoding.buckets import CompiledDecoder
@@ -54,12 +50,8 @@ def make_task() -> Make:
     return make
 
 
-def prepared(task: Task, library: str | None = None, precision: str = "fp32") -> Any:
-    if library is not None:
-        pytest.importorskip(library)
-        contender = PEERS[task.work, library].make(task, precision)
-    else:
-        contender = WORKS[task.work](task, precision)
+def prepared(task: Task, precision: str = "fp32") -> Any:
+    contender = WORKS[task.work](task, precision)
     contender.prepare()
     return contender
 
@@ -153,82 +145,6 @@ def test_generation_refuses_what_it_cannot_do(make_task: Make, recipe: str, leng
         WORKS["generate"].check(make_task("generate", recipe, length=length, options={"new_tokens": 5}))
 
 
-def test_classification_reads_every_token(make_task: Make) -> None:
-    task = make_task("classify", CLASSES, options={"texts": 20})
-    assert prepared(task).run() == Texts(task).tokens
-
-
-def test_cost_of_classification_counts_the_head_once_a_text(make_task: Make) -> None:
-    task = make_task("classify", CLASSES, options={"texts": 20})
-    lengths = Texts(task).lengths
-    layer, head = 4 * 16 * 16 + 2 * 16 * 32, 16 * 16 + 2 * 16
-    cost = WORKS["classify"].cost(task, "fp32")
-    attention = 4 * 2 * 16 * (lengths**2).sum()
-    assert cost.flops == pytest.approx(lengths.sum() * 2 * 2 * layer + attention + 20 * 2 * head)
-    assert cost.bytes_read == 4 * (2 * layer + head) and cost.examples == 20
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_compiled_classification_reads_every_token_with_plain_matrices(make_task: Make, precision: str) -> None:
-    """The compiler cannot look into packed ones; one graph serves batches of all shapes."""
-    task = make_task("classify", CLASSES, length=32, precision=precision, compile=True, options={"texts": 300})
-    ours = prepared(task, precision=precision)
-    assert not any(parameter.isnan().any() for parameter in ours._model.parameters())
-    assert ours.run() == Texts(task).tokens
-
-
-def test_texts_vary_in_length_and_are_the_same_each_time(make_task: Make) -> None:
-    task = make_task("classify", CLASSES, length=30, options={"texts": 200})
-    texts = Texts(task)
-    assert len(set(texts.lengths.tolist())) > 10 and texts.lengths.min() >= SHORTEST and texts.lengths.max() <= 30
-    assert np.array_equal(texts.lengths, Texts(task).lengths)
-    assert [len(one) for one in texts.examples(0, np.array([5, 2]))] == texts.lengths[[5, 2]].tolist()
-
-
-def test_classification_refuses_a_model_without_its_head(make_task: Make) -> None:
-    with pytest.raises(InputError, match="no classification head"):
-        WORKS["classify"].check(make_task("classify", MASKED, options={"texts": 2}))
-
-
-@pytest.mark.parametrize(
-    ("work", "recipe", "options", "precision"),
-    [
-        ("train", GPT, {}, "bf16"),
-        ("train", MASKED, {}, "fp32"),
-        ("generate", GPT, {"new_tokens": 5}, "fp32"),
-        ("classify", CLASSES, {"texts": 20}, "bf16"),
-    ],
-)
-def test_transformers_does_as_many_tokens(
-    make_task: Make, work: str, recipe: str, options: dict[str, int], precision: str
-) -> None:
-    task = make_task(work, recipe, options=options)
-    assert prepared(task, "transformers", precision).run() == prepared(task).run()
-
-
-@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
-def test_transformers_trains_in_the_format_asked_for(make_task: Make, precision: str, dtype: torch.dtype) -> None:
-    theirs, found = prepared(make_task("train"), "transformers", precision), set[torch.dtype]()
-    theirs._model.get_output_embeddings().register_forward_hook(lambda *given: found.add(given[-1].dtype))
-    theirs.run()
-    assert found == {dtype}
-
-
-def test_the_peer_has_the_sizes_of_ours(make_task: Make) -> None:
-    """GPT-2 with biases: as many parameters as our recipe of it."""
-    recipe = GPT.replace("positions:", "attention: {qkv_bias: true, out_bias: true}, positions:")
-    recipe = recipe.replace("d_ff: 32", "d_ff: 32, bias: true")
-    task = make_task("train", recipe)
-    peer = prepared(task, "transformers")
-    assert peer._model.num_parameters() == count_parameters(task.recipe.model)
-
-
-def test_a_peer_refuses_what_it_cannot_do(make_task: Make) -> None:
-    with pytest.raises(InputError, match="--peer transformers"):
-        prepared(make_task("train", PAIRS), "transformers")
-
-
 OPTIONS = {"generate": {"new_tokens": 6}, "translate": {"new_tokens": 6, "beam_size": 2, "sentences": 4}}
 
 
@@ -275,35 +191,6 @@ def test_we_write_every_token(translation: Task) -> None:
     contender = Translation(translation, "fp32")
     contender.prepare()
     assert contender.run() == 4 * 5
-
-
-@pytest.mark.parametrize(("library", "precision"), [("transformers", "bf16"), ("ctranslate2", "fp32")])
-def test_peers_write_every_token(translation: Task, library: str, precision: str) -> None:
-    pytest.importorskip(library)
-    contender = PEERS["translate", library].make(translation, precision)
-    contender.prepare()
-    assert (contender.name, contender.precision, contender.run()) == (library, precision, 4 * 5)
-
-
-def test_ctranslate2_has_the_formats_of_this_machine_and_refuses_others(translation: Task) -> None:
-    ctranslate2 = pytest.importorskip("ctranslate2")
-    peer = PEERS["translate", "ctranslate2"]
-    known = peer.precisions_on(translation.device)
-    assert "fp32" in known and len(known) <= len(ctranslate2.get_supported_compute_types("cpu"))
-    with pytest.raises(InputError, match="ctranslate2 computes in fp32"):
-        peer.make(translation, "fp8").prepare()
-
-
-def test_what_cannot_be_exported_is_said_and_leaves_nothing(
-    translation: Task, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    pytest.importorskip("ctranslate2")
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    layout = [f"model.{side}.positions.layout=fairseq" for side in ("encoder", "decoder")]
-    recipe = load_recipe(arch="transformer", preset="base", sets=[*SETS, *layout], flags={}).recipe
-    with pytest.raises(InputError, match=r"--peer ctranslate2: .*layout"):
-        PEERS["translate", "ctranslate2"].make(replace(translation, recipe=recipe), "fp32").prepare()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_matrix_belongs_to_one_side(translation: Task) -> None:

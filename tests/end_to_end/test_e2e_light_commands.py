@@ -68,7 +68,6 @@ NUMBERS = {
     "viz-tokens {decoder} --text abc --format json": "hardest top-k",
     "viz-tokens {decoder} --data {text} --format json": "max-examples batch-size",
     "export {decoder} --out {new}": "shard-size",
-    "bench attention --kinds full": "lengths batch-size num-heads head-dim",
     "bench train --arch gpt --preset char-cpu": "threads",
 }  # fmt: skip
 # What once ended with another exception or never: refused now.
@@ -78,7 +77,6 @@ PAST = [
     ("train-tokenizer {text} --out {new} --model unigram", "--sentinels", HUGE),
     ("export {decoder} --out {new}", "--shard-size", HUGE),
     ("bench train --arch gpt", "--max-seconds", str(10**12)),
-    ("bench attention --kinds full", "--max-seconds", "1e22"),
     ("generate {decoder} --prompt a", "--num-samples", "99999999999"),
     ("generate {decoder} --prompt a", "--max-new-tokens", "1e22"),
     ("generate {decoder} --prompt a", "--max-new-tokens", str(10**22)),

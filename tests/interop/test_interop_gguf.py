@@ -106,7 +106,7 @@ def test_scaled_frequencies_become_divisors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", MODELS)
 def test_llama_cpp_computes_the_same_logits_for_prompts_and_single_tokens(kind: str, tmp_path: Path) -> None:
     llama_cpp = pytest.importorskip("llama_cpp")
-    from tformer.bench.peers.llama_cpp import Engine
+    from tests.benchmarks.llama_cpp_peer import Engine
 
     recipe, weights = written(tmp_path / "model.gguf", MODELS[kind])
     exact = {

@@ -37,7 +37,7 @@ EXACT = {
 
 
 def written_by_llama_cpp(file: Path, prompts_BT: np.ndarray) -> list[list[int]]:
-    from tformer.bench.peers.llama_cpp import Engine
+    from tests.benchmarks.llama_cpp_peer import Engine
 
     engine = Engine(file, rows=PROMPTS, prompt=LENGTH, new_tokens=NEW, **EXACT)
     columns = [engine.read(prompts_BT).argmax(1)]
@@ -111,7 +111,7 @@ def trained(name: str) -> Tokenizer:
 
 
 def cut_by_llama_cpp(file: Path, texts: list[str]) -> list[list[int]]:
-    from tformer.bench.peers.llama_cpp import library
+    from tests.benchmarks.llama_cpp_peer import library
 
     params = library().llama_model_default_params()
     params.vocab_only, params.n_gpu_layers = True, 0

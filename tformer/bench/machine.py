@@ -1,9 +1,5 @@
 """The machine: its description, peak memory of a process, measured hardware limits (ceilings), the roofline model.
 
-Peak memory: on a GPU the allocator counts. On a CPU it is the peak of the resident set, which Linux keeps (VmHWM) and
-lets a process reset (`/proc/self/clear_refs`, see proc(5)). Elsewhere the peak cannot be reset, so that work which
-stays below an earlier peak counts as nothing.
-
 Ceilings: rate of matrix products, and rate of reading buffers far larger than the caches. The buffers are filled first:
 all pages that were never written are one page.
 
@@ -19,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -29,7 +24,6 @@ from tformer.support.device import (
     device_name,
     instruction_set,
     matmul_flops_per_second,
-    return_free_memory,
 )
 from tformer.support.formatting import plural
 from tformer.support.processes import peak_resident_bytes
@@ -43,35 +37,8 @@ def environment_line(device: torch.device, *, dtype: str) -> str:
     return f"{about}, {plural(torch.get_num_threads(), 'thread')}, {instruction_set()}"
 
 
-CLEAR_REFS = Path("/proc/self/clear_refs")
-RESET_PEAK = "5"  # written to clear_refs
-
-
-class PeakMemory:
-    """Rise of the peak memory above what was held when this object was made."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(device)
-            self.baseline = torch.cuda.memory_allocated(device)
-        else:
-            return_free_memory()
-            if CLEAR_REFS.exists():
-                CLEAR_REFS.write_text(RESET_PEAK)
-            self.baseline = peak_of_process()
-
-    def bytes(self) -> int:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-            return torch.cuda.max_memory_allocated(self.device) - self.baseline
-        return max(0, peak_of_process() - self.baseline)
-
-
 def peak_of_process() -> int:
-    """Largest resident set of this process in bytes, since its start or the last reset."""
+    """Largest resident set of this process in bytes."""
     found = peak_resident_bytes()
     if found is not None:
         return found

@@ -9,35 +9,20 @@ from typing import Annotated, Any, ClassVar
 
 from tformer.support.errors import InputError
 from tformer.support.formatting import whole_number
-from tformer.support.options import Panel, comma_list, command_line
+from tformer.support.options import Panel, comma_list
 
-MODEL, WORK, PEERS = Panel("Which model"), Panel("What is measured"), Panel("Compared with")
-HOW, RESULT = Panel("How"), Panel("Result")
+MODEL, WORK, HOW, RESULT = Panel("Which model"), Panel("What is measured"), Panel("How"), Panel("Result")
 
 MOST_BATCH = 2**16
 MOST_SIZES = 32
 MOST_THREADS = 4096
 MOST = 10**9  # of anything that is counted or timed
 
-Threads = Annotated[
-    int | None, HOW("--threads", help="CPU threads for tformer and its peers.", default="PyTorch's choice")
-]
-Device = Annotated[str, HOW("--device", metavar="auto|cpu|cuda[:i]", help="auto: a GPU where there is one.")]
-Compile = Annotated[bool, HOW("--compile", help="Run tformer through torch.compile.", rare=True)]
-Repeats = Annotated[
-    int,
-    HOW("--repeats", help="Minimum number of timed rounds; short rounds are repeated for half a second.", rare=True),
-]
-Peers = Annotated[
-    tuple[str, ...],
-    PEERS("--peer", metavar="NAME", help="Another library to measure at the same work; may be repeated."),
-]
 NewTokens = Annotated[int, WORK("--new-tokens", metavar="N", help="Number of tokens generated per text.")]
 Quantize = Annotated[
     str,
-    WORK("--quantize", metavar="none|int8|int4", help="Quantization of tformer's matrices; none,int8 measures both."),
+    WORK("--quantize", metavar="none|int8|int4", help="Quantization of matrices; none,int8 measures both."),
 ]
-AsJson = Annotated[bool, RESULT("--json", help="One JSON document on standard output.")]
 
 
 @dataclass(frozen=True)
@@ -70,25 +55,23 @@ class SpeedOptions:
         str | None,
         WORK("--batch-size", metavar="N,N,...", help="One batch size, or several, of which the best is reported."),
     ] = None
-    peer: Peers = ()
-    peer_precision: Annotated[
-        str | None,
-        PEERS(
-            "--peer-precision",
-            metavar="P,P,...",
-            help="Number formats of the other libraries.",
-            default="all that they support on this machine",
+    repeats: Annotated[
+        int,
+        HOW(
+            "--repeats",
+            help="Minimum number of timed rounds; short rounds are repeated for half a second.",
             rare=True,
         ),
-    ] = None
-    repeats: Repeats = 10
+    ] = 10
     max_seconds: Annotated[float, HOW("--max-seconds", help="Time limit of each measuring process.", rare=True)] = 600.0
-    threads: Threads = None
-    precision: Annotated[str, HOW("--precision", metavar="auto|fp32|bf16|fp16", help="Of tformer.")] = "auto"
-    compile: Compile = False
-    device: Device = "auto"
+    threads: Annotated[int | None, HOW("--threads", help="CPU threads.", default="PyTorch's choice")] = None
+    precision: Annotated[str, HOW("--precision", metavar="auto|fp32|bf16|fp16", help="Number format.")] = "auto"
+    compile: Annotated[bool, HOW("--compile", help="Run the model through torch.compile.", rare=True)] = False
+    device: Annotated[str, HOW("--device", metavar="auto|cpu|cuda[:i]", help="auto: a GPU where there is one.")] = (
+        "auto"
+    )
     out: Annotated[Path | None, RESULT("--out", metavar="FILE.md", help="Write the report to this file too.")] = None
-    as_json: AsJson = False
+    as_json: Annotated[bool, RESULT("--json", help="One JSON document on standard output.")] = False
 
     @property
     def length(self) -> int | None:
@@ -115,15 +98,19 @@ class SpeedOptions:
         names = [field.name for field in fields(self)[len(fields(SpeedOptions)) :]]
         return {name: getattr(self, name) for name in names if name not in ("length", "quantize")}
 
-    @property
-    def command(self) -> str:
-        """The command line with these options; defaults are left out."""
-        return command_line(["tformer", "bench", self.work], self)
-
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
-        require_positive(length=self.length, repeats=self.repeats, max_seconds=self.max_seconds, **self.own)
-        check_threads_and_report(self.threads, self.out)
+        require_positive(
+            length=self.length,
+            repeats=self.repeats,
+            max_seconds=self.max_seconds,
+            threads=self.threads,
+            **self.own,
+        )
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise InputError(f"--threads: found {self.threads}, expected {MOST_THREADS:,} at most")
+        if self.out is not None and self.out.is_dir():
+            raise InputError(f"--out: {self.out} is a folder, expected a file")
 
 
 @dataclass(frozen=True)
@@ -159,101 +146,6 @@ class TranslateOptions(SpeedOptions):
     quantize: Quantize = "none"
 
 
-@dataclass(frozen=True)
-class ClassifyOptions(SpeedOptions):
-    """The options of `tformer bench classify`."""
-
-    work = "classify"
-
-    texts: Annotated[int, WORK("--texts", metavar="N", help="Number of texts.")] = 10_000
-    length: Annotated[int | None, WORK("--length", metavar="T", help="Length of the longest text in tokens.")] = None
-
-
-@dataclass(frozen=True)
-class AttentionOptions:
-    """The options of `tformer bench attention`."""
-
-    model: ModelOptions = ModelOptions()
-    kinds: Annotated[
-        str | None,
-        WORK(
-            "--kinds",
-            metavar="A,B,...",
-            help="Attention kinds to measure; dense-masked is full attention with a T x T mask. Default: all "
-            "kinds, or the model's. full is always measured.",
-        ),
-    ] = None
-    lengths: Annotated[
-        str | None,
-        WORK(
-            "--lengths",
-            metavar="T,T,...",
-            help="Sequence lengths.",
-            default="512,1024,2048,4096,8192,16384, or those up to the model's maximum length",
-        ),
-    ] = None
-    batch_size: Annotated[int, WORK("--batch-size", help="Sequences at once.")] = 1
-    heads: Annotated[
-        int | None, WORK("--num-heads", help="Number of attention heads.", default="4, or the model's", rare=True)
-    ] = None
-    head_dim: Annotated[
-        int | None, WORK("--head-dim", help="Size of a head.", default="64, or the model's", rare=True)
-    ] = None
-    sets: Annotated[
-        tuple[str, ...],
-        WORK(
-            "--set",
-            metavar="KIND.OPTION=VALUE",
-            help="An option of a kind, as in a recipe: sliding_window.window=256; with a model also any key of its "
-            "recipe (tformer config explain). May be repeated.",
-        ),
-    ] = ()
-    causal: Annotated[bool, WORK("--causal", help="Causal attention; decoders are always causal.")] = False
-    peer: Peers = ()
-    precision: Annotated[str | None, HOW("--precision", metavar="fp32|bf16|fp16", help="Default: fp32.")] = None
-    compile: Compile = False
-    device: Device = "auto"
-    repeats: Repeats = 10
-    max_seconds: Annotated[
-        float, HOW("--max-seconds", help="Time limit for one kind at one length, including the start of Python.")
-    ] = 120.0
-    out: Annotated[
-        Path | None,
-        RESULT(
-            "--out",
-            metavar="DIR",
-            help="Folder for table.md, table.csv, table.json, time.svg and memory.svg; existing files of these "
-            "names are replaced.",
-        ),
-    ] = None
-    as_json: AsJson = False
-
-    def check(self) -> None:
-        """Raise InputError for what can be refused before anything is loaded."""
-        require_positive(
-            batch_size=self.batch_size,
-            num_heads=self.heads,
-            head_dim=self.head_dim,
-            repeats=self.repeats,
-            max_seconds=self.max_seconds,
-        )
-
-
-@dataclass(frozen=True)
-class AllOptions:
-    """The options of `tformer bench all`."""
-
-    quick: Annotated[bool, HOW("--quick", help="Measure fewer batch sizes, rounds and texts.")] = False
-    threads: Threads = None
-    device: Device = "auto"
-    out: Annotated[Path, RESULT("--out", metavar="FILE.md", help="File of the report.")] = Path("report.md")
-    as_json: AsJson = False
-
-    def check(self) -> None:
-        """Raise InputError for what can be refused before anything is loaded."""
-        check_threads_and_report(self.threads, self.out)
-
-
 def words_of(flag: str, text: str) -> tuple[str, ...]:
     """Words between commas, each once. Raises InputError where there is none."""
     found = tuple(dict.fromkeys(comma_list(text, str, InputError, skip_empty=True)))
@@ -284,12 +176,3 @@ def require_positive(**values: float | None) -> None:
         if value is not None and not 0 < value <= MOST:
             expected = "more than 0" if not value > MOST else "a finite number" if value == inf else f"{MOST:,} at most"
             raise InputError(f"--{name.replace('_', '-')}: found {value}, expected {expected}")
-
-
-def check_threads_and_report(threads: int | None, out: Path | None) -> None:
-    """Raise InputError for a number of threads that no machine has, and for a report that would replace a folder."""
-    if threads is not None and threads > MOST_THREADS:
-        raise InputError(f"--threads: found {threads}, expected {MOST_THREADS:,} at most")
-    require_positive(threads=threads)
-    if out is not None and out.is_dir():
-        raise InputError(f"--out: {out} is a folder, expected a file")

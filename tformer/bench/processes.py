@@ -2,7 +2,8 @@
 alternate. Memory and caches of one measurement cannot disturb a later one. The parent writes JSON requests to
 `python -m tformer.bench.worker`, one a line, and reads one JSON answer to each:
 
-    {"measurement", "arguments", "max_seconds"}      start a measurement (see `worker.MEASUREMENTS`)
+    {"measurement", "arguments", "max_seconds"}      call the function "module:name": it returns the result, or a
+                                                     `Contender`, which then runs rounds on request
     {"question": "round" | "peak", "max_seconds"}    ask a contender, once it is prepared
 
 The answer {"failed": reason} ends the process. A process that exceeds its time limit is killed, and it ends with its

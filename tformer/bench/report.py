@@ -7,17 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tformer.bench.machine import roofline_line
-from tformer.bench.speed import WORKS, Entry, Row, SpeedBench
+from tformer.bench.speed import Entry, Row, SpeedBench
 from tformer.support.formatting import binary_bytes, ratio
 
 UNSTEADY = 0.2
 """A spread above this share of the median is mentioned."""
-
-FAIRNESS = (
-    "All libraries have the same sizes, numbers of tokens and threads, with random weights and ids; each runs in "
-    "its own process, in alternating rounds; times are medians. Memory is the peak of the whole process. Rows "
-    "named `tformer compiled`, as for training on a GPU, use torch.compile; the other libraries run eagerly."
-)
 
 
 @dataclass(frozen=True)
@@ -73,25 +67,9 @@ def document(bench: SpeedBench, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def figures(row: Row) -> dict[str, Any]:
-    """The keys that a row of every benchmark has; None where nothing was measured."""
-    measured, line = row.failed is None, row.roofline
-    cost = row.cost if measured and row.cost is not None else {}
-    return {
-        "tokens_per_second": row.tokens_per_second if measured else None,
-        "step_ms": row.step_ms if measured else None,
-        "flops": cost.get("flops"),
-        "bytes_read": cost.get("bytes_read"),
-        "share_of_peak": row.share_of_peak,
-        "share_of_arithmetic": None if line is None else line.arithmetic,
-        "share_of_bandwidth": None if line is None else line.bandwidth,
-        "bound": None if line is None else line.bound,
-    }
-
-
 def _row_document(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
     """One row. Every row has all keys; what is unknown or does not apply is None."""
-    measured, cost = row.failed is None, row.cost
+    measured, cost, line = row.failed is None, row.cost, row.roofline
     memory = cost["memory"] if cost is not None and measured and row.is_ours else None
     return {
         "name": row.entry.name,
@@ -107,7 +85,14 @@ def _row_document(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
         "peak_rss_bytes": row.memory.get("peak_rss_bytes"),
         "peak_gpu_bytes": row.memory.get("peak_gpu_bytes"),
         "expected_memory": dict(memory) if memory else None,
-        **figures(row),
+        "tokens_per_second": row.tokens_per_second if measured else None,
+        "step_ms": row.step_ms if measured else None,
+        "flops": None if cost is None or not measured else cost["flops"],
+        "bytes_read": None if cost is None or not measured else cost["bytes_read"],
+        "share_of_peak": row.share_of_peak,
+        "share_of_arithmetic": None if line is None else line.arithmetic,
+        "share_of_bandwidth": None if line is None else line.bandwidth,
+        "bound": None if line is None else line.bound,
         "ratios": ratios(row, [other for other in rows if other.batch_size == row.batch_size]) if measured else {},
     }
 
@@ -156,7 +141,7 @@ def tables(bench: SpeedBench, rows: Sequence[Row]) -> list[Table]:
 def _table(title: str, bench: SpeedBench, rows: Sequence[Row], *, any_batch: bool = False) -> Table:
     ours = bench.entries[0]
     memory = "peak GPU memory" if any("peak_gpu_bytes" in row.memory for row in rows) else "peak memory"
-    columns = ("tokens/s", f"ms per {WORKS[bench.work].step}", "spread", memory, "share of peak")
+    columns = ("tokens/s", f"ms per {bench.workload.step}", "spread", memory, "share of peak")
     cells = []
     for row in rows:
         named = (row.entry.label, str(row.batch_size))

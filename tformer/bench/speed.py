@@ -1,4 +1,4 @@
-"""Speed benchmarks (`bench train`, `generate`, `translate`, `classify`): from the request to measured rows.
+"""Speed benchmarks (`bench train`, `generate`, `translate`): from the request to measured rows.
 
 At each batch size one process measures what the machine can do at most, and ends; then every contender gets a
 process, and their rounds alternate.
@@ -8,23 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib import metadata
 from typing import Any, NamedTuple
 
 import torch
 
 from tformer.bench.machine import Ceilings, Roofline, measure_ceilings
 from tformer.bench.options import ModelOptions, SpeedOptions, words_of
-from tformer.bench.peers import PEERS, choose_peers
 from tformer.bench.processes import race, run_isolated
+from tformer.bench.worker import named
 from tformer.bench.workloads import OURS, Contender, Task, Workload
-from tformer.bench.workloads.classify import Classification
 from tformer.bench.workloads.decoding import Generation, Translation
 from tformer.bench.workloads.train import Training
 from tformer.build import count_parameters
 from tformer.decoding.inference import require_quantize
 from tformer.interop.opening import open_checkpoint
-from tformer.objectives import OBJECTIVES
 from tformer.recipe import load_recipe, recipe_from_yaml, recipe_to_yaml
 from tformer.recipe.recipe import Recipe
 from tformer.support.device import DTYPES, keep_freed_memory, resolve_device, resolve_precision
@@ -35,9 +32,8 @@ WORKS: dict[str, type[Workload]] = {
     "train": Training,
     "generate": Generation,
     "translate": Translation,
-    "classify": Classification,
 }
-"""Every workload by name."""
+"""The workloads of the command by name."""
 
 CHARACTERS = 65
 """Assumed size of a vocabulary of characters: tinyshakespeare's."""
@@ -46,10 +42,14 @@ LABELS = ("0", "1")  # of a classifier whose recipe names none
 
 
 class Entry(NamedTuple):
-    """A contender by name."""
+    """A contender by name.
+
+    maker: `module:name` of what makes its `Contender` from a task and a precision; ours is made by its `Workload`.
+    """
 
     name: str
     precision: str
+    maker: str = ""
 
     @property
     def label(self) -> str:
@@ -64,7 +64,7 @@ class SpeedBench:
         model: the model's name in a report.
         recipe_yaml: with every size decided.
         precision: of our products, `auto` resolved.
-        entries: the contenders.
+        entries: the contenders, ours first.
         options: the workload's own.
         max_seconds: of one measuring process, starting Python included, other contenders' rounds not.
     """
@@ -93,10 +93,10 @@ class SpeedBench:
         return recipe_from_yaml(self.recipe_yaml, name="the recipe")
 
     @property
-    def peer_versions(self) -> dict[str, str]:
-        """Versions of the libraries that ours is compared with."""
-        libraries = dict.fromkeys(entry.name for entry in self.entries if entry.name != OURS)
-        return {name: metadata.version(PEERS[self.work, name].package or name) for name in libraries}
+    def workload(self) -> type[Workload]:
+        """Our contender's class, which knows what the work costs."""
+        found: type[Workload] = named(self.entries[0].maker)
+        return found
 
     def task(self, batch_size: int) -> Task:
         """The work at one of its batch sizes."""
@@ -172,10 +172,13 @@ class Row:
         )
 
 
-def resolve(options: SpeedOptions) -> tuple[SpeedBench, list[str]]:
-    """The benchmark, and notes on what was decided. Raises InputError before anything is measured."""
+def resolve(options: SpeedOptions, work: type[Workload] | None = None) -> tuple[SpeedBench, list[str]]:
+    """The benchmark, and notes on what was decided. Raises InputError before anything is measured.
+
+    work: the workload; None: that of the command.
+    """
     options.check()
-    work, formats = WORKS[options.work], words_of("--quantize", options.quantize)
+    work, formats = work or WORKS[options.work], words_of("--quantize", options.quantize)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     device = resolve_device(options.device)
@@ -183,15 +186,7 @@ def resolve(options: SpeedOptions) -> tuple[SpeedBench, list[str]]:
         require_quantize(kind, device, DTYPES.get(options.precision))
         if options.compile and kind != "none":
             raise InputError(f"--compile and --quantize {kind} exclude each other", hint="measure them in turn")
-    chosen = None if options.peer_precision is None else words_of("--peer-precision", options.peer_precision)
-    peers = choose_peers(options.work, options.peer, chosen, device=device)
-    recipe, name = recipe_of(
-        options.model,
-        options.sets,
-        default_arch=work.arch,
-        objective=work.objective,
-        bench=options.work,
-    )
+    recipe, name = _recipe_of(options.model, options.sets, default_arch=work.arch)
     recipe, notes = _with_sizes(recipe, name)
     length = options.length or work.length(recipe)
     if length > recipe.model.max_seq_len:
@@ -221,28 +216,17 @@ def resolve(options: SpeedOptions) -> tuple[SpeedBench, list[str]]:
         raise InputError(f"--precision: found '{options.precision}', expected auto, fp32, bf16 or fp16")
     rows, d_model, d_ff = work.product(largest)
     precision = resolve_precision(options.precision, device, rows=rows, d_model=d_model, d_ff=d_ff).name
-    own = [Entry(OURS, precision if kind == "none" else kind) for kind in formats]
-    bench = replace(bench, precision=precision, entries=(*own, *(Entry(*peer) for peer in peers)))
+    maker = f"{work.__module__}:{work.__qualname__}"
+    entries = tuple(Entry(OURS, precision if kind == "none" else kind, maker) for kind in formats)
+    bench = replace(bench, precision=precision, entries=entries)
     parameters = count_parameters(recipe.model, num_labels=len(recipe.data.labels) or None)
     return bench, [*notes, f"model: {name}, {parameters:,} parameters"]
 
 
-def recipe_of(
-    model: ModelOptions,
-    sets: Sequence[str],
-    *,
-    bench: str,
-    default_arch: str = "gpt",
-    objective: str | None = None,
-) -> tuple[Recipe, str]:
+def _recipe_of(model: ModelOptions, sets: Sequence[str], *, default_arch: str) -> tuple[Recipe, str]:
     """The recipe of a shipped preset, of a file or of a run, and its name.
 
-    Args:
-        bench: the command, for messages.
-        objective: the kind that replaces the recipe's where that differs; None: the recipe's stays.
-
-    Raises:
-        InputError: unknown names, two models at once, a model that cannot have the objective.
+    Raises InputError for unknown names and for two models at once.
     """
     if model.run is not None:
         if model != ModelOptions(run=model.run):
@@ -253,26 +237,9 @@ def recipe_of(
         stored = load_recipe(
             base_yaml=checkpoint.recipe_text, base_name=str(checkpoint.path / "recipe.yaml"), sets=sets
         ).recipe
-        objectives = [options.kind for options in stored.objectives]
-        if objective is not None and objective not in objectives:
-            raise InputError(f"--run {model.run}: it was trained for {objectives[0]}, expected {objective}")
         return stored, model.run
-    named: dict[str, Any] = {
-        "arch": model.arch or (None if model.config or "/" in (model.preset or "") else default_arch),
-        "preset": model.preset,
-        "config": model.config,
-    }
-    flags: dict[str, Any] = {}
-    if objective is not None:
-        # Looked at before the objective is set: the message of the recipe would name the objective instead.
-        plain = load_recipe(**named).recipe
-        for part in OBJECTIVES[objective].parts:
-            if getattr(plain.model, part) is None:
-                raise InputError(
-                    f"bench {bench}: {plain.arch} has no {part}, which {objective} needs", hint="use --arch bert"
-                )
-        flags = {"objectives": [{"kind": objective}]}
-    recipe = load_recipe(**named, sets=sets, flags=flags).recipe
+    arch = model.arch or (None if model.config or "/" in (model.preset or "") else default_arch)
+    recipe = load_recipe(arch=arch, preset=model.preset, config=model.config, sets=sets).recipe
     name = f"{recipe.arch}/{recipe.preset}" if recipe.preset is not None else str(model.config or recipe.arch)
     return recipe, " ".join([name, *sets])
 
@@ -303,13 +270,13 @@ def run_speed(bench: SpeedBench, *, on_row: Callable[[Row], None], should_stop: 
     rows: list[Row] = []
     for batch_size in bench.batch_sizes:
         given = {"bench": asdict(bench), "batch_size": batch_size}
-        known = run_isolated("limits", given, **limits)
+        known = run_isolated(f"{__name__}:measure_limits", given, **limits)
         if "failed" in known:
             failed = f"{known['failed']} (ceilings)"
             found = [Row(entry, batch_size, bench.length, failed=failed) for entry in bench.entries]
         else:
-            contenders = [{**given, "name": entry.name, "precision": entry.precision} for entry in bench.entries]
-            raced = race("speed", contenders, repeats=bench.repeats, **limits)
+            contenders = [{**given, "entry": entry} for entry in bench.entries]
+            raced = race(f"{__name__}:start_contender", contenders, repeats=bench.repeats, **limits)
             found = [
                 Row(entry, batch_size, bench.length, cost=cost, ceilings=known["ceilings"], **row)
                 for entry, row, cost in zip(bench.entries, raced, known["costs"], strict=True)
@@ -327,20 +294,19 @@ def measure_limits(*, bench: dict[str, Any], batch_size: int) -> dict[str, Any]:
     """`ceilings` of the machine, and `costs` of each entry's round."""
     keep_freed_memory()
     asked, task = _start(bench, batch_size)
-    work, formats = WORKS[asked.work], [entry.precision for entry in asked.entries]
+    work, formats = asked.workload, [entry.precision for entry in asked.entries]
     ceilings = measure_ceilings([task.precision, *formats], task.device, product=work.product(task))
     return {"ceilings": asdict(ceilings), "costs": [asdict(work.cost(task, precision)) for precision in formats]}
 
 
-def start_contender(*, bench: dict[str, Any], name: str, precision: str, batch_size: int) -> Contender:
-    """The contender of a measuring process: ours, or a peer's."""
-    if name == OURS:  # peers are measured as their users would run them
+def start_contender(*, bench: dict[str, Any], entry: Sequence[str], batch_size: int) -> Contender:
+    """The contender of a measuring process."""
+    name, precision, maker = entry
+    if name == OURS:  # other libraries are measured as their users would run them
         keep_freed_memory()
-    asked, task = _start(bench, batch_size)
-    if name == OURS:
-        return WORKS[asked.work](task, precision)
-    peer: Contender = PEERS[asked.work, name].make(task, precision)
-    return peer
+    _, task = _start(bench, batch_size)
+    contender: Contender = named(maker)(task, precision)
+    return contender
 
 
 def _start(bench: dict[str, Any], batch_size: int) -> tuple[SpeedBench, Task]:

@@ -24,15 +24,6 @@ from tformer.support.errors import TformerError
 if TYPE_CHECKING:
     from tformer.bench.workloads import Contender
 
-MEASUREMENTS = {
-    "limits": "tformer.bench.speed:measure_limits",
-    "speed": "tformer.bench.speed:start_contender",
-    "attention": "tformer.bench.workloads.attention:AttentionContender",
-    "attention ceilings": "tformer.bench.attention:measure_attention_ceilings",
-}
-"The function of each measurement: it returns the result, or a `Contender`, which then runs rounds on request.\n\n"
-"Only the module that is needed gets imported, for its memory would be measured too.\n"
-
 OWN_LIMIT = 10
 """Seconds beyond the parent's limit after which a process without a parent ends itself."""
 
@@ -51,14 +42,19 @@ def main() -> None:
 
     try:
         request = _next_request()
-        module, _, function = MEASUREMENTS[request["measurement"]].partition(":")
-        found = getattr(import_module(module), function)(**request["arguments"])
+        found = named(request["measurement"])(**request["arguments"])
         if isinstance(found, dict):
             write(found)
         else:
             _serve(found, write)
     except Exception as error:
         write({"failed": reason_of(error)})
+
+
+def named(measurement: str) -> Any:
+    """The function `module:name`. Only its module is imported, for the memory of others would be measured too."""
+    module, _, name = measurement.partition(":")
+    return getattr(import_module(module), name)
 
 
 def _serve(contender: Contender, write: Callable[[dict[str, Any]], None]) -> None:

@@ -15,7 +15,6 @@ command-line library, so the dataclass may stand in the package that does the wo
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, make_dataclass
 from functools import cache
@@ -177,11 +176,6 @@ def with_bare_values(words: Sequence[str], options_type: type[Any]) -> list[str]
         if word in bare and re.fullmatch(r"-?\d+(\.\d*)?", after or "") is None:
             found.append(bare[word])
     return found
-
-
-def command_line(words: Sequence[str], options: Any) -> str:
-    """The command line `words` with the flags of these options; defaults are left out."""
-    return shlex.join([*words, *flag_words(options)])
 
 
 def flag_words(options: Any) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from tformer.bench.machine import peak_of_process
+from tformer.build import build_model
 
 if TYPE_CHECKING:
     from tformer.model import Transformer
@@ -31,7 +32,7 @@ class Task:
         length: tokens of an example (of a source; of a prompt).
         precision: number format of our products, `auto` resolved: fp32, bf16 or fp16.
         compile: our model goes through torch.compile.
-        options: the workload's own, by the names of its command: `new_tokens`, `beam_size`, `texts`, ...
+        options: the workload's own, by the names of its command: `new_tokens`, `beam_size`, ...
     """
 
     work: str
@@ -51,8 +52,6 @@ class Task:
 
     def model(self, device: str = "meta") -> Transformer:
         """Our model of the recipe's sizes."""
-        from tformer.build import build_model  # a measuring process of attention needs none
-
         return build_model(self.recipe.model, num_labels=len(self.recipe.data.labels) or None, device=device)
 
 
@@ -117,13 +116,11 @@ class Workload(Contender):
         step: what `step_ms` measures, in a word.
         batch_sizes: the default.
         arch: the family where neither --arch, --preset nor --config names one.
-        objective: the kind that replaces the recipe's where that differs (`classify` needs a classifier).
     """
 
     step: ClassVar[str]
     batch_sizes: ClassVar[tuple[int, ...]]
     arch: ClassVar[str] = "gpt"
-    objective: ClassVar[str | None] = None
 
     @staticmethod
     def length(recipe: Recipe) -> int:

@@ -1,7 +1,8 @@
-"""`bench classify`: short texts as token ids, in the batches of `tformer classify`.
+"""Classification of short texts as token ids, in the batches of `tformer classify`.
 
 Lengths vary as those of sentences do (log-normal, a median of 18 tokens). Ours are sorted by length and batches cut by
-tokens, as the command does; peers take `batch_size` texts in the given order and pad each batch to its longest.
+tokens, as the command does; other libraries take `batch_size` texts in the given order and pad each batch to its
+longest.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from torch import nn
 
+from tformer.bench.options import WORK, SpeedOptions
 from tformer.bench.workloads import SEED, Cost, Task, Workload, synchronize
 from tformer.bench.workloads.decoding import WEIGHT_BYTES, inference_model, matrix_parameters
 from tformer.bench.workloads.train import objective_context, random_ids
@@ -25,8 +29,21 @@ from tformer.support.errors import InputError
 from tformer.training.assemble import compiled
 
 HEAD = "classifier"
+CLASSIFIER = ("objectives=[{kind: classification}]", "model.heads=[{kind: classifier, num_labels: 2}]")
+"""What makes a recipe of masked language modelling one of classification (`--set`)."""
+
 MEDIAN_LENGTH, LOG_DEVIATION = 18, 0.6
 SHORTEST, LONGEST = 4, 128
+
+
+@dataclass(frozen=True)
+class ClassifyOptions(SpeedOptions):
+    """The options of classification."""
+
+    work = "classify"
+
+    texts: Annotated[int, WORK("--texts", metavar="N", help="Number of texts.")] = 10_000
+    length: Annotated[int | None, WORK("--length", metavar="T", help="Length of the longest text in tokens.")] = None
 
 
 class Texts:
@@ -53,7 +70,7 @@ class Classification(Workload):
     """Class scores of all texts, in their order."""
 
     step, batch_sizes = "text", (32,)
-    arch, objective = "bert", "classification"
+    arch = "bert"
 
     @staticmethod
     def length(recipe: Recipe) -> int:
@@ -62,7 +79,9 @@ class Classification(Workload):
     @staticmethod
     def check(task: Task) -> None:
         if not any(head.kind == HEAD for head in task.recipe.model.heads):
-            raise InputError(f"bench classify: {task.recipe.arch} has no classification head", hint="use --arch bert")
+            raise InputError(
+                f"classify: {task.recipe.arch} has no classification head", hint="use --arch bert --preset classify"
+            )
 
     @staticmethod
     def cost(task: Task, precision: str) -> Cost:

@@ -1,4 +1,4 @@
-"""Hugging Face transformers as a peer: training, generation, translation, classification, attention.
+"""Hugging Face transformers: training, generation, translation, classification, attention.
 
 Models get layers, width, heads, inner width, vocabulary, positions, dropout and tying from the recipe, and random
 weights; the rest is the library's. Attention is PyTorch's fused one (`sdpa`) but where `eager` is measured.
@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tests.benchmarks.classification import Texts
 from tformer.bench.workloads import SEED, Contender, Task, synchronize
-from tformer.bench.workloads.classify import Texts
 from tformer.bench.workloads.decoding import sources_of
 from tformer.bench.workloads.train import NUM_BATCHES, SPECIAL, STEPS, WARM_UP_STEPS, random_ids
 from tformer.build import resolve_sizes

@@ -1,4 +1,4 @@
-"""llama.cpp as a peer: greedy decoding with our own model, exported as a GGUF file.
+"""llama.cpp: greedy decoding with our own model, exported as a GGUF file.
 
 The C interface of llama-cpp-python is called; all texts are sequences of one batch. Settings are the library's own
 (keys and values in fp16, fused attention where it has it, weights mapped from the file and rearranged for its kernels),
@@ -10,6 +10,7 @@ Shape legend: B rows, T positions, V vocabulary.
 from __future__ import annotations
 
 import logging
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tformer.bench.peers.exporter import exported
+from tests.benchmarks.memory import PeakMemory
 from tformer.bench.workloads import SEED, Contender
 from tformer.bench.workloads.train import random_ids
 from tformer.build import build_model
 from tformer.interop.to_gguf import write_gguf
-from tformer.recipe import recipe_from_yaml, recipe_to_yaml
+from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
 
 FILE_TYPES = {
@@ -49,7 +50,8 @@ class Generation(Contender):
 
     def prepare(self) -> None:
         task = self.task
-        file = exported(self.name, __name__, recipe_yaml=recipe_to_yaml(task.recipe), precision=self.precision)
+        file = export(Path(tempfile.mkdtemp()), task.recipe, precision=self.precision)
+        PeakMemory(task.device)  # the conversion does not count
         self._prompts_BT = random_ids(task, task.batch_size, task.length)
         self._new_tokens = task.options["new_tokens"]
         self._engine = Engine(file, rows=task.batch_size, prompt=task.length, new_tokens=self._new_tokens)
@@ -138,9 +140,8 @@ def library() -> Any:
     return llama_cpp
 
 
-def export(folder: Path, *, recipe_yaml: str, precision: str) -> Path:
+def export(folder: Path, recipe: Recipe, *, precision: str) -> Path:
     """Write the model as a GGUF file and return its path. Raises InputError for what has no counterpart there."""
-    recipe = recipe_from_yaml(recipe_yaml, name="the recipe")
     torch.manual_seed(SEED)
     full, file = folder / "full.gguf", folder / "model.gguf"
     write_gguf(full, recipe.model, build_model(recipe.model).state_dict(), family=recipe.arch)

@@ -1,0 +1,1 @@
+"""Speed of tformer beside other libraries (README.md)."""
