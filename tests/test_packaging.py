@@ -45,10 +45,8 @@ def test_extras_are_those_agreed() -> None:
     assert extras["hub"] == {"huggingface_hub"} and extras["parquet"] == {"pyarrow"} and extras["zstd"] == {"zstandard"}
     assert extras["excel"] == {"python-calamine"} <= extras["test"]
     assert extras["tensorboard"] == {"tensorboard"} and "transformers" in extras["test"]
-    assert extras["bench"] == {"transformers", "ctranslate2", "scikit-learn"}
     assert extras["remote"] == {"fsspec", "huggingface_hub"}
     assert extras["gguf"] == {"gguf"} <= extras["test"]
-    assert extras["llama-cpp"] == {"llama-cpp-python", "gguf"}
     assert extras["onnx"] == {"onnx", "onnxscript", "onnxruntime"} <= extras["test"]
     assert extras["lm-eval"] == {"lm-eval"}
     assert extras["serve"] == {"starlette", "uvicorn"} <= extras["test"]
