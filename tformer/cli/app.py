@@ -55,7 +55,7 @@ class Command:
         return module.app if self.is_group else getattr(module, self.module)
 
     def page(self, name: str, subcommand: str | None = None) -> Page:
-        """Its help, or that of one of a group's commands."""
+        """The help of the command, or of a command in its group."""
         command = self.imported()
         if self.is_group:
             return command.page(name, subcommand)

@@ -34,7 +34,7 @@ class OptionsCommand:
         self.run(options)
 
     def page(self, command: str, examples: tuple[str, ...]) -> Page:
-        """Its help, under the name by which it is called."""
+        """The help of the command under its name."""
         about = paragraphs(self.run.__doc__)
         usage, entries = usage_of(self.options_type), entries_of(self.options_type)
         topics = getattr(self.options_type, "HELP_ALL", "")

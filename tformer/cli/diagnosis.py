@@ -104,7 +104,7 @@ def diagnosis(*, with_speed: bool = True) -> dict[str, Any]:
 
 
 def requirements() -> tuple[list[str], dict[str, list[str]]]:
-    """The names of the packages that tformer needs, and those of each extra."""
+    """The names of the required packages, and of each extra's packages."""
     try:
         lines = metadata.requires("tformer") or []
         plain = [line for line in lines if "extra ==" not in line]
@@ -148,7 +148,7 @@ def _processor() -> dict[str, Any]:
 
 
 def _memory() -> dict[str, int]:
-    """Bytes in all, and those that are free or can be freed."""
+    """Total bytes, and bytes that are free or can be freed."""
     text = MEMORY_INFO.read_text() if MEMORY_INFO.exists() else ""
     lines = {name: int(count) * 1024 for name, count in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
     total = lines.get("MemTotal") or machine_memory()
@@ -185,7 +185,7 @@ def without_home(path: Path | str) -> str:
 
 
 def _advice(found: Mapping[str, Any]) -> Iterator[str]:
-    """What makes work slower or impossible here, and what to do about it."""
+    """Advice: causes of slow or impossible work on this machine, and the remedies."""
     missing = [name for name, version in found["versions"].items() if version is None]
     if missing:
         yield f"{', '.join(missing)}: required and not installed"
@@ -239,6 +239,6 @@ def diagnosis_lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def cache_line(kinds: Mapping[str, Mapping[str, int]], folder: str) -> str:
-    """The folder, and what it holds."""
+    """The folder, with the size of each kind of content."""
     held = (f"{kind} {amount(size['bytes'], 'B')}" for kind, size in kinds.items() if size["entries"])
     return f"{folder}: {', '.join(held) or 'empty'}"

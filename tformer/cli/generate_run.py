@@ -1,4 +1,4 @@
-"""What `tformer generate` does after its options are checked: load the models, answer the prompt or every line."""
+"""The work of `tformer generate` after its options are checked: load the models, answer the prompt or every line."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class SearchSession:
             raise self.flag.interrupted("interrupted: the text ends where the search was")
 
     def answer_lines(self, path: str, table: LabelledSource | None = None) -> None:
-        """Each line, or row of a table, in order. An interrupt keeps those that were done."""
+        """Answer each line, or row of a table, in order. An interrupt keeps the finished ones."""
         options, extra = self.options, ("logprob", "alignment")
         names = ["output", "score", *compress(extra, (options.logprobs, options.alignments))]
         best = options.n_best or options.num_samples

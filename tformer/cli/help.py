@@ -45,7 +45,7 @@ PLACEHOLDERS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 @dataclass(frozen=True)
 class Entry:
-    """A command, or an option or argument, in help: its name with the name of its value, and what it means."""
+    """An entry of help for a command, option or argument: its name with the name of its value, and its meaning."""
 
     panel: str
     name: str
@@ -139,7 +139,7 @@ def entries_of(options_type: type[Any]) -> list[Entry]:
 
 
 def usage_of(options_type: type[Any]) -> str:
-    """What follows a command: `[OPTIONS] [RUN]...`."""
+    """The arguments in a usage line: `[OPTIONS] [RUN]...`."""
     words = ["[OPTIONS]"]
     for option, kind, default, _ in _declarations(options_type):
         if not option.flags:
@@ -154,7 +154,7 @@ def bare_name(argument: Option) -> str:
 
 
 def _declarations(options_type: type[Any]) -> Iterator[tuple[Option, Any, Any, str]]:
-    """(declaration, type, default, panel) of every field, those of a dataclass inside in its place."""
+    """(declaration, type, default, panel) of every field, nested dataclasses included."""
     hints = hints_of(options_type)
     for field in fields(options_type):
         hint = hints[field.name]
@@ -175,7 +175,7 @@ def _bare(hint: Any) -> Any:
 
 
 def _value_name(option: Option, kind: Any) -> str:
-    """The name of the value after a flag, with a space before it; nothing for a switch."""
+    """The name of the value after a flag, with a space before it; "" for a switch."""
     if kind is bool:
         return ""
     if get_origin(kind) is Literal:
@@ -187,7 +187,7 @@ def _value_name(option: Option, kind: Any) -> str:
 
 
 def _meaning(option: Option, default: Any) -> str:
-    """What the option does, and its default."""
+    """The meaning of an option, with its default."""
     if option.default is not None:
         words = option.default
     elif default is MISSING or default in (None, False, ()):

@@ -262,7 +262,7 @@ def _verify(options: InspectOptions) -> None:
 
 
 def _write(lines: list[str], document: Any, options: InspectOptions, page: str | None = None) -> None:
-    """Write the result to the file, or to standard output. page: what a file gets in place of the lines."""
+    """Write the result to the file, or to standard output. page: content of a file in place of the lines."""
     path = None if str(options.output) == "-" else options.output
     if path is not None:
         from tformer.viz.output import Output, write_output
@@ -278,5 +278,5 @@ def _write(lines: list[str], document: Any, options: InspectOptions, page: str |
 
 
 def _width() -> int:
-    """Columns of the output: those of the terminal, at least 60; in a pipe PIPE_WIDTH."""
+    """Width of the output: the terminal's, at least 60; in a pipe PIPE_WIDTH."""
     return max(60, shutil.get_terminal_size().columns) if sys.stdout.isatty() else PIPE_WIDTH

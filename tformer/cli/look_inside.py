@@ -1,4 +1,4 @@
-"""What the commands that look inside a model begin and end with: checked options, the loaded model; the output."""
+"""Common beginning and end of the commands that look inside a model: checked options, loaded model, output."""
 
 from __future__ import annotations
 

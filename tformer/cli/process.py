@@ -58,7 +58,7 @@ class DroppableStream:
 
 
 class BeforeTorch:
-    """An import hook that raises before `import torch` where its libraries would end the process."""
+    """An import hook that raises before `import torch` if torch's libraries would end the process."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         """FileNotFoundError for a current folder that is gone, OutOfMemoryError for too little room (`ulimit -v`)."""

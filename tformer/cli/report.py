@@ -90,7 +90,7 @@ def show_notes(notes: Iterable[str], *, dim: bool = False) -> None:
 
 
 def message_width() -> int:
-    """Columns of messages that are laid out: those of the terminal; PIPE_WIDTH in a pipe."""
+    """Width of messages with a layout: the terminal's; PIPE_WIDTH in a pipe."""
     return console.width if console.is_terminal else PIPE_WIDTH
 
 
@@ -173,7 +173,7 @@ def _lines(
 
 
 def _counts(done: float, total: float | None, unit: str) -> str:
-    """`12 of 40 steps, 30 %`; empty where nothing is counted."""
+    """`12 of 40 steps, 30 %`; "" without a count."""
     share = f", {100 * done / total:.0f} %" if total else ""
     return counted(done, total, unit) + share if done or total else ""
 
@@ -341,11 +341,11 @@ class DataOutput:
         return self._worker is None or self._worker.leads
 
     def total(self, number: int) -> int:
-        """The sum of a number over all processes, in the leader; what it returns in the others is not shown."""
+        """The sum of a number over all processes, in the leader. The results in other processes are not shown."""
         return number if self._worker is None else self._worker.total(number)
 
     def text(self, text: str, *, is_painted: bool = False) -> None:
-        """Write text as it is, line ends included. is_painted: its control characters are colours."""
+        """Write text with its own line ends. is_painted: its control characters are colours."""
         self._end_spinner()
         self._write(visible(text) if self.on_terminal and not is_painted else text)
 

@@ -153,7 +153,7 @@ def list_lines(runs: Sequence[RunSummary], *, width: int | None = None) -> Itera
 
 
 def _facts(run: RunSummary, count: Callable[[int], str] = "{:,}".format) -> dict[str, str]:
-    """What the commands show of a run. count: how a number of parameters is written."""
+    """The columns that the commands show for a run. count: formats the number of parameters."""
     step, of_all = run.step, "" if run.max_steps is None else f"/{run.max_steps}"
     return {
         "run": as_cell(str(run.path)),

@@ -1,4 +1,4 @@
-"""`tformer tokenize`: how tokenizers cut texts into pieces, and what the model reads: ids, template, padding, mask."""
+"""`tformer tokenize`: the pieces of texts by each tokenizer, and the model's input: ids, template, padding, mask."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def _report(options: TokenizeOptions, subjects: Sequence[Subject]) -> None:
 
 
 def _read(subject: Subject, name: str, texts: tuple[str, ...]) -> Reading:
-    """How a subject reads a text, or a pair. Raises InputError for more tokens than can be shown."""
+    """The reading of a text or a pair by a subject. Raises InputError for more tokens than can be shown."""
     from tformer.workflows.tokenizing import Reading
 
     reader = subject.reader

@@ -96,7 +96,7 @@ def train_tokenizer(options: TrainTokenizerOptions) -> None:
 
 
 def _may_be_same(out: Path, options: TokenizerOptions) -> bool:
-    """Whether training with these options may write the existing file again, which replaces nothing."""
+    """Whether training with these options may write the existing file again unchanged."""
     from tformer.tokenizer.tokenizer import Tokenizer
 
     try:

@@ -1,4 +1,4 @@
-"""Many trainings of one command: what a sweep and a cross-validation show while they run, and their table."""
+"""Many trainings of one command: progress and table of a sweep or a cross-validation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(
     finish: Callable[[Sequence[Result]], str] = lambda results: "",
     **how: Any,
 ) -> None:
-    """Train what is not finished, and show the table. Raises TformerError where a training failed.
+    """Train all unfinished runs, and show the table. Raises TformerError if a training failed.
 
     finish: writes more files, and returns their names. how: further arguments of `run_sweep`.
     """

@@ -155,7 +155,7 @@ class AttentionOptions(ReadOptions):
         return Chosen(kinds, layers, self.head_numbers())
 
     def limits_in(self, format_: str) -> dict[str, Any]:
-        """Size limits for `make_scene`: those of pages and of files of numbers; other formats have a bounded size."""
+        """Size limits for `make_scene`, for pages and files of numbers; other formats have a bounded size."""
         from tformer.viz.attention.text import BYTES_PER_WEIGHT
 
         numbers = format_ in BYTES_PER_WEIGHT and self.view_in(format_) in ("head", "model")

@@ -111,7 +111,7 @@ class PositionsOptions:
     format: Annotated[PictureFormat, RESULT] = None
 
     def settings(self) -> Settings:
-        """What to show, as `tformer.viz.pe` takes it."""
+        """The options as settings of `tformer.viz.pe`."""
         from tformer.viz.pe.settings import Settings
 
         return Settings(

@@ -120,7 +120,7 @@ class AdaptedCheckpoint(Checkpoint):
         return {name: weights[name][rows] for name, rows in wanted.items()}
 
     def trained(self) -> dict[str, Tensor]:
-        """The tensors of the adapters, and those that were trained in full; averaged ones where there are."""
+        """The tensors that were trained: adapters and parameters trained in full, averaged if the run averages."""
         return self.own.weights() | (self.own.ema() or {})
 
     def adapter(self, path: str, trained: Mapping[str, Tensor]) -> Adapter | None:
@@ -134,7 +134,7 @@ class AdaptedCheckpoint(Checkpoint):
 
     @cached_property
     def can_share(self) -> bool:
-        """Whether each layer is the base's beside its adapters, or trained in full: not with DoRA or biases alone."""
+        """Whether each layer is the base's with adapters or trained in full; not with DoRA or trained biases alone."""
         base, own = ({*each.specs("weights"), *each.tied} for each in (self.base, self.own))
         layers = (
             {f"{path}.{name}" for name, _ in module.named_parameters(recurse=False)}
@@ -165,7 +165,7 @@ class AdaptedCheckpoint(Checkpoint):
 
 
 def with_base(own: Checkpoint, *, instead: str | Path | None = None) -> Checkpoint:
-    """A checkpoint of adapters together with its base; any other one as it is. instead, errors: of `open_base`."""
+    """Join a checkpoint of adapters with its base; other checkpoints stay. instead, errors: as in `open_base`."""
     lora = own.recipe.lora
     if lora is None:
         return own
@@ -190,7 +190,7 @@ def has_adapters(folder: Path) -> bool:
 
 
 def base_of(path: Path) -> Checkpoint:
-    """The base beside which adapters were trained. Errors: a checkpoint without adapters; those of `open_base`."""
+    """The base model of trained adapters. Errors: a checkpoint without adapters; the errors of `open_base`."""
     checkpoint = with_base(read_checkpoint(path))
     if not isinstance(checkpoint, AdaptedCheckpoint):
         hint = "evaluate the run that was trained with --lora, as it was before tformer merge"

@@ -28,7 +28,7 @@ class Code:
 
 
 def as_it_is(model: Model, name: str, tensor: Tensor) -> Tensor:
-    """The tensor itself, of a class whose tensors are in a GGUF file as they are on disk."""
+    """The tensor unchanged, for a class whose tensors are equal in a GGUF file and on disk."""
     return tensor
 
 
@@ -53,7 +53,7 @@ class Gguf:
     scalings: tuple[str, ...] = ("linear",)
 
     def computed(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The keys of config.json by which llama.cpp computes a file made of `config`."""
+        """The keys of `config` that llama.cpp computes with when it reads the exported file."""
         kept = (*self.keys.values(), *self.shown, "vocab_size", "tie_word_embeddings")
         found = {key: config[key] for key in kept if config.get(key) is not None}
         scaling = config.get("rope_scaling") or {}

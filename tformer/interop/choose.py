@@ -238,9 +238,9 @@ def choose_class(
 
 
 def choose_class_or_code(model: Model, *, model_type: str | None = None, **options: Any) -> Choice:
-    """The class to export to; where no class of Hugging Face fits, that of tformer's own modelling code.
+    """The class to export to: one of Hugging Face, else the class of tformer's own modelling code.
 
-    options: those of `choose_class`. Raises InputError if that code lacks a feature as well.
+    options: as in `choose_class`. Raises InputError if that code lacks a feature as well.
     """
     try:
         return choose_class(model, model_type=model_type, **options)
@@ -282,7 +282,7 @@ def label_keys(model: Model, names: Sequence[str] = ()) -> dict[str, Any]:
 def _candidates(
     model: Model, family: str, source: str | None, model_type: str | None
 ) -> list[tuple[Architecture, str]]:
-    """The classes with the model's heads: those of the source first, then of the recipe's family."""
+    """The classes with the model's heads: first the source's, then those of the recipe's family."""
     kinds = [kind_in_classes(head) for head in model.heads]
     pooler = "pooler" in kinds
     wanted = sorted(kind for kind in kinds if kind != "pooler")

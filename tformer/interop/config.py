@@ -103,7 +103,7 @@ class Config:
         return table[name]
 
     def ignore(self, *keys: str) -> None:
-        """Mark keys as read that change nothing in the models tformer reads."""
+        """Mark keys as read that have no effect in the models that tformer reads."""
         self.taken.update(keys)
 
     def left(self) -> list[str]:

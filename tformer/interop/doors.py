@@ -26,7 +26,7 @@ BY_RECIPE: Plans = {**PLANS, "peft": lambda one: f"adapters of {class_of_adapted
 
 
 def doors(checkpoint: Checkpoint, plans: Plans = PLANS) -> list[dict[str, str | None]]:
-    """Of each format of `tformer export --to`: what the model is there ("as"), or what bars it ("barred")."""
+    """For each format of `tformer export --to` the class of the model ("as"), or the obstacle ("barred")."""
     found: list[dict[str, str | None]] = []
     for to, plan in plans.items():
         try:

@@ -41,7 +41,7 @@ DIVISORS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_
 
 @contextmanager
 def unpacked(path: Path, *, beside: Path | None = None, vocabulary: bool = True) -> Iterator[Path]:
-    """Context manager of a folder as it is, or of a temporary one for a GGUF file, which messages name.
+    """Context manager: a folder itself, or a temporary folder for a GGUF file. Messages name the file.
 
     Args:
         beside: the path beside which the temporary folder is made; None: the system's place.

@@ -1,4 +1,4 @@
-"""Links between tformer's tensors and those of a Hugging Face file: names, layouts, conversion in both directions."""
+"""Links between tensors of tformer and of a Hugging Face file: names, layouts, conversion in both directions."""
 
 from __future__ import annotations
 

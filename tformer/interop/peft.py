@@ -130,7 +130,7 @@ def class_of_adapted(checkpoint: Checkpoint) -> tuple[Model, Architecture, str, 
 
 @dataclass(frozen=True)
 class PeftReport:
-    """What was written: the folder, the class of the base, the number of adapted modules and of tensors.
+    """Report of an export or import: folder, class of the base, numbers of adapted modules and tensors.
 
     base_format: of the base beside which the adapters were trained.
     """
@@ -153,7 +153,7 @@ class PeftReport:
 
 
 def export_adapters(checkpoint: Checkpoint, out: Path) -> PeftReport:
-    """Write a run's adapters for peft, which loads them onto the same base. Errors: those of `as_in_peft`."""
+    """Write a run's adapters for peft, which loads them onto the same base. Errors: as in `as_in_peft`."""
     require_new(out)
     class_name, modules, config, tensors = as_in_peft(checkpoint)
 
@@ -271,7 +271,7 @@ def _joined(
 
 
 def _shortest(chosen: Sequence[str], every: Sequence[str]) -> list[str]:
-    """Names by which exactly the chosen paths are found: their last words, where all with these are chosen."""
+    """Shortest names that select exactly the chosen paths: their last words, or the whole paths."""
     ends = sorted({path.rpartition(".")[2] for path in chosen})
     is_exact = all(path in set(chosen) for path in every if path.rpartition(".")[2] in ends)
     return ends if is_exact else sorted(chosen)
@@ -450,7 +450,7 @@ def _require_shape(file: object, name: str, tensor: Tensor, expected: Sequence[i
 def _by_module(
     config: Config, key: str, patterns: str, take: Callable[..., Number]
 ) -> tuple[Number, Callable[[str], Number]]:
-    """(the value of `key`, the value by the path of a module: that of the first pattern that is like its path or end).
+    """(the value of `key`, function: module path -> value of the first pattern that is like the path or its end).
 
     A pattern of peft may be any regular expression; none is run, as some take forever.
     """

@@ -92,7 +92,7 @@ class ForeignModel:
 
     @property
     def trained_heads(self) -> Sequence[HeadOptions]:
-        """The heads of the class that config.json names; the files may hold those of another class beside them."""
+        """The heads of the class that config.json names; the files may hold further heads."""
         named = (self.config.get("architectures") or [self.class_name])[0]
         kinds = self.architecture.classes[named] or self.architecture.classes[self.class_name]
         vectors = [head for head in self.model.heads if isinstance(head, EmbeddingHeadOptions)]  # of its modules.json
@@ -206,7 +206,7 @@ def _fit(
 
 
 def _first(error: ValidationError) -> str:
-    """The first problem: its place, and what is wrong."""
+    """The first problem as text: place and mistake."""
     problem = error.errors()[0]
     return f"{'.'.join(map(str, problem['loc']))}: {mistake_of(problem)}"
 

@@ -155,7 +155,7 @@ def planned(
 
 
 def refusal(model: Model, **options: Any) -> str | None:
-    """Why a model, with its tokenizer, is not written as a GGUF file; None: it is. options: those of `planned`."""
+    """The reason why a model cannot be written as a GGUF file; None if it can. options: as in `planned`."""
     try:
         planned(model, **options)
     except InputError as error:

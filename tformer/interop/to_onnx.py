@@ -159,7 +159,7 @@ def answer_names(heads: Sequence[str]) -> dict[str, str | None]:
 
 
 class JoinedLayer(FixedLayer):
-    """Keys and values of a self-attention layer: the new ones behind those that a graph was given."""
+    """Cache of a self-attention layer: new keys and values behind the graph's inputs."""
 
     def __init__(self, past: tuple[Tensor | None, Tensor | None]) -> None:
         self.past = past
@@ -217,7 +217,7 @@ def in_one_pass(model: Transformer, given: Tensors) -> Tensors:
 
 
 def decoder_step(model: Transformer, given: Tensors) -> Tensors:
-    """Logits of new tokens behind a past, which may be empty. The target of an encoder-decoder is never padded."""
+    """Logits of new tokens after a past, which may be empty. An encoder-decoder's target is never padded."""
     ids_BT, source_mask = given["input_ids"], given.get("encoder_attention_mask")
     if source_mask is None:
         valid_BS = given["attention_mask"].bool()
@@ -247,7 +247,7 @@ class Input(NamedTuple):
 
 
 class Graph(nn.Module):
-    """A function of tensors in a fixed order, which becomes one file; outputs: names of those that the file has."""
+    """A function of tensors in a fixed order that becomes one file; outputs: names of the file's outputs."""
 
     def __init__(
         self, model: Transformer, compute: Compute, inputs: Mapping[str, Input], outputs: Sequence[str]

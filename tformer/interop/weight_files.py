@@ -94,7 +94,7 @@ class WeightFiles:
 
 
 def refuse_dangling(path: Path) -> None:
-    """Raise InputError for a link to nothing, as a cache of downloads that was emptied holds them."""
+    """Raise InputError for a broken link, as an emptied cache of downloads leaves."""
     if path.is_symlink() and not path.exists():
         raise InputError(
             f"{path} is a link to {os.readlink(path)}, which is not there",

@@ -33,7 +33,7 @@ def attribute_inputs(
     reading: Reading | None = None,
     batch_tokens: int = BATCH_TOKENS,
 ) -> AttributionReport:
-    """What mattered for the chosen answers of the model to the options' text or image, or to `reading` in its place.
+    """Score the inputs of the chosen answers: of the options' text or image, or of `reading`.
 
     batch_tokens: of the copies that run together; between them `work` is asked whether to stop.
 

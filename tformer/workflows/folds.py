@@ -71,7 +71,7 @@ class CrossValidation:
 
 
 def train_folds(options: TrainOptions, *, say: Callable[[str], None]) -> CrossValidation:
-    """Train and measure what is not finished yet; say: shows a line for each training that has ended."""
+    """Train and measure all unfinished folds. say: shows a line for each finished training."""
     plan = plan_of_folds(options)
     out, grid = options.out or default_folder(plan), resolve_plan(plan)
     how: dict[str, Any] = {"slots": slots_of(options), "tabulate": fold_table}
@@ -119,7 +119,7 @@ def default_folder(plan: Plan) -> Path:
 
 
 def slots_of(options: TrainOptions) -> Sequence[Slot]:
-    """What `--devices` gives each of the trainings at the same time: a GPU, or its share of the threads."""
+    """Environment of each of the `--devices` parallel trainings: a GPU, or its share of the threads."""
     device = options.device or "auto"
     number = number_of_workers(options.devices, device)
     if number == 1:
@@ -207,7 +207,7 @@ def predictions_of(out: Path, results: Sequence[Result]) -> list[dict[str, Any]]
 
 
 def _other_columns(recipe: Recipe) -> Iterator[tuple[LabelledRow, dict[str, Any]]]:
-    """Each example, and its cells in the columns that hold no text and no label, by name; nothing of images."""
+    """Each example with the cells of its other columns (no text, no label) by name; no examples of images."""
     data = recipe.data
     if recipe.model.patches is not None:
         return

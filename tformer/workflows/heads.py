@@ -1,4 +1,4 @@
-"""The work of `tformer heads`: what the model reads, and the scores of one checkpoint or of all of a run."""
+"""The work of `tformer heads`: the model's input, and the scores of one checkpoint or of all of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH_TOKENS = 2048  # of a map [B, H, T, T]: 100 MB for 12 heads and windows of
 
 
 def score_heads(loaded: Loaded, options: HeadOptions, work: Work) -> list[HeadReport]:
-    """The scores of a checkpoint; with `over_training` those of every checkpoint of its run, in order.
+    """The head scores of a checkpoint, or with `over_training` of every checkpoint of its run, in order.
 
     An encoder-decoder reads the data that the options name, else the run's validation data. Other models read random
     tokens that repeat, unless an option of the data was given.

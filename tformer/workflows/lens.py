@@ -104,7 +104,7 @@ def _words(loaded: Loaded, ids: Sequence[int], head: str) -> dict[int, str]:
 def _tuned(
     loaded: Loaded, options: LensOptions, head: str, work: Work
 ) -> tuple[tuned.TunedLens | None, tuple[str, ...]]:
-    """(the tuned lens that was asked for, notes); `--tuned` trains and saves it."""
+    """(the tuned lens of the options or None, notes); `--tuned` trains and saves it."""
     if options.tuned is None and options.lens != "tuned":
         return None, ()
     if loaded.model.encoder is not None or head != tuned.HEAD:

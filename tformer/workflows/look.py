@@ -48,7 +48,7 @@ WITHOUT_COLUMNS = {"pairs": "aligned lines", "tags": "words with tags", "questio
 
 
 class DataLook:
-    """What `tformer data` says of labelled tables, pairs, running text, tagged words and questions about contexts.
+    """Report of `tformer data` on labelled tables, pairs, running text, tagged words and questions about contexts.
 
     Args:
         objective: that the data is for; None: what its columns fit.
@@ -101,7 +101,7 @@ class DataLook:
 
     @property
     def columns(self) -> tuple[dict[str, Column], list[str]]:
-        """Of the first table those that are read, by role, and the others."""
+        """Columns of the first table: those that are read, by role, and the others."""
         table = self.sources[0].parts[0]
         if not isinstance(table, Table):
             return dict.fromkeys(ROLES.get(self.kind, ())), []
@@ -154,7 +154,7 @@ class DataLook:
 
 
 class ImageLook:
-    """What `tformer data` says of labelled images: number, size, labels, and what a training would hold out."""
+    """Report of `tformer data` on labelled images: number, size, labels, and the held-out part of a training."""
 
     def __init__(self, path: str) -> None:
         """Raises InputError for images without labels."""
@@ -242,7 +242,7 @@ def _kinds(specs: Sequence[SourceSpec], columns: Columns, reading: Reading, obje
 def _open(
     specs: Sequence[SourceSpec], columns: Columns, reading: Reading, objective: str | None
 ) -> tuple[str, list[Any]]:
-    """What the data is, and its sources. Raises the error of the likeliest kind if it is none.
+    """Kind and sources of the data. Raises the error of the likeliest kind if no kind fits.
 
     A table whose labels hardly occur twice, and are no numbers, has pairs.
     """
@@ -269,14 +269,14 @@ def _open(
 
 
 def _has_targets(sources: Sequence[LabelledSource]) -> bool:
-    """Whether the labels are rather targets of pairs: of the first rows, most have their own."""
+    """Whether the labels look like targets of pairs: most of the first rows have different ones."""
     rows = islice((row for source in sources for row in source.rows()), GUESSED_ROWS)
     labels = [row.label or "" for row in rows if row.text2 is None]
     return len(labels) >= FEW_ROWS and 2 * len(set(labels)) > len(labels) and not all(map(is_number, labels))
 
 
 def _lengths(rows: Sequence[LabelledRow] | Sequence[PairRow], tokenizer: Path | None) -> np.ndarray:
-    """int64 [N], of pairs [N, 2]: words, or tokens with those of the template."""
+    """Lengths int64 [N], of pairs [N, 2]: words, or tokens including the template's."""
     first, counts, special = rows[0], [words_of, words_of], [0, 0]
     if tokenizer is not None:
         readers = [open_subject(tokenizer).reader] * 2

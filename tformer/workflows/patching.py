@@ -85,7 +85,7 @@ def head_of(loaded: Loaded) -> str:
 
 
 def _reading(loaded: Loaded, prompt: ReadOptions, head: str) -> tuple[Loaded, Reading]:
-    """`read_options` of a prompt; the decoder of a translator reads what it starts from and the given target."""
+    """`read_options` of a prompt; a translator's decoder reads its start token and the given target."""
     if loaded.recipe.model.patches is None and prompt.image is not None:
         raise InputError(f"--clean-image: {loaded.path} reads text, not images", hint="give --clean TEXT")
     if loaded.recipe.model.patches is not None and prompt.image is None:

@@ -160,7 +160,7 @@ class Reading:
         return sum(len(text.encode("utf-8")) for text in self.texts)
 
     def num_tokens(self) -> int:
-        """Tokens of the texts alone, those that were cut included."""
+        """Number of the texts' own tokens, cut ones included."""
         return self.encoded.from_template.count(False) + self.encoded.num_cut
 
     def document(self, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The work of `tformer viz-tokens`: what the model reads, and how well it predicts each token of it."""
+"""The work of `tformer viz-tokens`: the model's input, and the loss of each of its tokens."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ OF_STABLELM = ConfigTable(
 
 
 def stablelm_links(model: Model, class_name: str) -> list[Link]:
-    """Links of the weights; norms of queries and keys, if there are any, are those of each head."""
+    """Links of the weights; norms of queries and keys, if there are any, are separate for each head."""
     sizes = resolve_sizes(model, "decoder")
     norms = {
         f"self_attention.{one}_norm": " ".join(f"self_attn.{one}_layernorm.norms.{head}" for head in range(heads))

@@ -113,7 +113,7 @@ def with_rope(config: Config, section: dict[str, Any], **options: Any) -> dict[s
 
 
 def write_rope(stack: Stack, *, has_share: bool = False, names: tuple[str, str] = ROPE_NAMES) -> dict[str, Any]:
-    """The keys of config.json. A stack with other positions gets those of plain RoPE.
+    """The RoPE keys of config.json; a stack with other positions gets plain RoPE.
 
     has_share: the class may rotate a part of each head.
     """
@@ -163,7 +163,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def sliding_layers(config: Config, missing: Sequence[bool]) -> list[bool]:
-    """Whether each layer has a window by `layer_types`; missing: the same without that key."""
+    """For each layer whether it has a window, by `layer_types`; missing: the values without that key."""
     kinds = config.take("layer_types", default=[], kind=list)
     if kinds and (len(kinds) != len(missing) or any(kind not in (FULL, SLIDING) for kind in kinds)):
         raise InputError(

@@ -102,7 +102,7 @@ def lacks(model: Model) -> Iterator[str]:
 
 
 def _fits(model: Model, class_name: str) -> bool:
-    """Whether a class has the model's stacks."""
+    """Whether a class has the same stacks as the model."""
     wanted = {"TformerForCausalLM": ["decoder"], "TformerForMaskedLM": ["encoder"]}
     translates = class_name == "TformerForConditionalGeneration"
     return model.is_encoder_decoder == translates and list(model.stacks) == wanted.get(class_name, list(model.stacks))

@@ -122,7 +122,10 @@ DropoutKey = tuple[str, float | None]
 def token_head(
     config: Config, class_name: str, *, dropout: DropoutKey | None = None, **options: Any
 ) -> dict[str, Any] | None:
-    """The head of one of `TASKS`; None for another class. dropout: without a key that of the stack, of spans 0."""
+    """The head of a class in `TASKS`; None for another class.
+
+    dropout: None: the stack's dropout, for spans 0.
+    """
     kind = next((kind for task, (kind, _) in TASKS.items() if class_name.endswith(task)), None)
     if kind is None:
         return None
@@ -275,7 +278,7 @@ OUTPUT = "lm_head.weight"
 
 
 def output_is_tied(files: WeightFiles, tables: Sequence[str], *, config_says: bool) -> bool:
-    """Whether output and embedding are one matrix; compares them when the config says so and the files hold both.
+    """Whether output and embedding are one matrix; compares them if the config says so and the files hold both.
 
     tables: the names under which files hold the embedding table, the usual one first.
     """

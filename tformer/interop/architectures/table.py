@@ -85,7 +85,7 @@ class ConfigTable:
     written: Mapping[str, Any] = field(default_factory=dict)
 
     def defaulting(self, **defaults: Any) -> ConfigTable:
-        """The table with other default values: those of the rows whose (first) keys are named."""
+        """The table with other default values for the rows whose (first) keys are named."""
         rows = [replace(row, default=defaults.get(row.keys.partition(" ")[0], row.default)) for row in self.rows]
         return replace(self, rows=rows)
 

@@ -37,7 +37,7 @@ ASSUMED_LABELS = 2
 
 @dataclass(frozen=True)
 class Question:
-    """Which model to inspect: `path`, a recipe (by arch, preset or file), or the newest run; changes to it; sizes.
+    """The model to inspect: `path`, a recipe (by arch, preset or file), or the newest run; changes to it; sizes.
 
     Sizes that are None follow from the recipe or the checkpoint.
     """

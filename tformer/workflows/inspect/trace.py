@@ -135,7 +135,7 @@ def empty_inputs(
 
 
 def _sizes(model: Transformer, inputs: Mapping[str, Tensor]) -> dict[str, int]:
-    """The letters that are the same everywhere; D is that of the last stack."""
+    """Sizes by letter that hold in the whole model; D is the last stack's width."""
     embedding, both = model.embedding, model.is_encoder_decoder
     first = inputs["pixel_values" if isinstance(embedding, PatchEmbedding) else "input_ids"]
     length = embedding.seq_len if isinstance(embedding, PatchEmbedding) else first.shape[1]
@@ -403,7 +403,7 @@ def check_shape(shape: Sequence[int], symbols: Sequence[str], sizes: Mapping[str
 
 
 def _sections(seen: Sequence[Seen]) -> Iterator[Section]:
-    """The steps by place; consecutive layers with the same steps are one section, whose ids are those of its first."""
+    """Sections of steps by place. Consecutive layers with the same steps are one section with the first layer's ids."""
     found: list[Section] = []
     shown: dict[str, str] = {}  # id of each step -> that of the section's step
     inputs: dict[str, dict[str, None]] = {}  # id of a section's step -> ids of all that it is made of, in order

@@ -38,7 +38,7 @@ POINTER_READINGS = 3  # a training may move a pointer and remove its former chec
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is wrong with one folder. If nothing is, `tensors` and `bytes` say how much was read."""
+    """Problems of one folder. Without problems, `tensors` and `bytes` say how much was read."""
 
     path: Path
     problems: tuple[str, ...]

@@ -105,7 +105,7 @@ def cut_heads(model: Model, kept: Mapping[str, Sequence[LayerHeads]]) -> Model:
 def cut_head_weights(
     weights: Mapping[str, Tensor], built: Transformer, kept: Mapping[str, Sequence[LayerHeads]]
 ) -> Weights:
-    """The weights with only these heads. built: the model, which has the sizes of the heads."""
+    """The weights reduced to the kept heads. built: the model, for the sizes of heads."""
     left = dict(weights)
     for side, layers in kept.items():
         for number, (block, heads) in enumerate(zip(getattr(built, side).layers, layers, strict=True)):

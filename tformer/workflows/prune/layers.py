@@ -1,4 +1,4 @@
-"""Which layers stay when a model is pruned (LayerDrop, arXiv 1909.11556, section 3.2).
+"""Choice of the layers that stay in a pruned model (LayerDrop, arXiv 1909.11556, section 3.2).
 
     every-other   of N layers r stay; p = 1 - r/N; layers at depth d (from 0) with d = 0 mod floor(1/p) are removed
     learned       the r layers with the lowest learned drop rates stay

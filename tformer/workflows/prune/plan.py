@@ -20,7 +20,7 @@ HeadsPerLayer = Literal["even", "free"]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is removed from which stacks; numbers apply to each stack. None: not given."""
+    """Layers and heads to remove from the chosen stacks; numbers apply to each stack. None: not given."""
 
     keep_layers: Annotated[
         str | None, LAYERS("--keep-layers", metavar="0,2,4", help="Layers to keep, numbered from 0.")

@@ -77,7 +77,7 @@ class Watch:
 
 
 def _mark(file: Path) -> tuple[int, int] | None:
-    """What differs when a file was written to."""
+    """Size and time of a file, which differ after a write; None if it cannot be read."""
     try:
         status = os.stat(file)
     except OSError:
@@ -86,7 +86,7 @@ def _mark(file: Path) -> tuple[int, int] | None:
 
 
 def progress(run: RunSummary) -> dict[str, Any]:
-    """How far a run is, as JSON.
+    """Progress of a run, as JSON.
 
     `left`: seconds of training until the last step at the average pace, for a run that is trained at this moment;
     validations come on top. `sample`: what its model wrote last.

@@ -154,7 +154,7 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class Ended:
-    """How a child ended.
+    """End of a child process.
 
     code: its exit code; -N when signal N killed it. out: its standard output. error: its last error.
     peak_bytes: its largest resident set, without a GPU's memory. stopped: whether it was interrupted.
@@ -192,7 +192,7 @@ def run_child(words: Sequence[str], log: Path, should_stop: ShouldStop, slot: Sl
 
 
 def tokenizer_key(cell: Cell) -> str | None:
-    """Equal for cells that would train the same tokenizer; None for those that train none."""
+    """Key that is equal for cells that train the same tokenizer; None for cells that train none."""
     tokenizer, data = cell.recipe.tokenizer, cell.recipe.data
     given = tokenizer.path is not None or tokenizer.source_path is not None
     if given or cell.recipe.model.patches is not None or "--init-from" in cell.variant.task.train:
@@ -221,7 +221,7 @@ class Sweeper:
         return result
 
     def run(self, cell: Cell) -> Result:
-        """Train and evaluate what is left of the cell.
+        """Train and evaluate the unfinished part of the cell.
 
         Raises Stopped once it has saved; StorageError and RunInUseError, which would end every cell.
         """

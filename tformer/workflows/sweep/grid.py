@@ -179,7 +179,7 @@ EVAL_EVERY = "training.eval_every"
 
 
 def eval_every_for_a_curve(task: Task, sets: Sequence[str], recipe: Recipe) -> float | None:
-    """The `training.eval_every` of enough validations; None where there are enough, or another number is asked for."""
+    """A `training.eval_every` that gives enough validations; None if there are enough or the user set it."""
     training, given = recipe.training, [*task.set, *sets, *train_options(task.train).sets]
     stated = {} if task.config is None else read_yaml(Path(task.config)).value
     if any(text.partition("=")[0].strip() in (EVAL_EVERY, "training") for text in given):
@@ -195,9 +195,9 @@ def eval_every_for_a_curve(task: Task, sets: Sequence[str], recipe: Recipe) -> f
 def all_sets(
     task: Task, sets: Sequence[str], *, max_steps: int | None, seed: int | None, eval_every: float | None = None
 ) -> tuple[str, ...]:
-    """All values of `--set`, in order: the task's, those of a variant, and what the sweep decides.
+    """All values of `--set`, in order: the task's, the variant's, the sweep's own.
 
-    The last are no flags, for `--set` overrides flags.
+    The sweep's own are no flags, since `--set` overrides flags.
     """
     own = (("training.max_steps", max_steps), ("seed", seed), (EVAL_EVERY, eval_every))
     decided = (f"{key}={value}" for key, value in own if value is not None)

@@ -119,7 +119,7 @@ def run_sweep(
     slots: Sequence[Slot] = (ONE_SLOT,),
     tabulate: Tabulate = make_table,
 ) -> tuple[Table, list[Result]]:
-    """Train what is not finished yet, and write the tables and plots into `out`. Results are in the table's order.
+    """Train all unfinished cells, and write tables and plots into `out`. Results are in the table's order.
 
     begins, ended: called with the name of a training or its result, and a line about it.
     tolerant: go on where the first training of a task is refused; the cause is often its data, common to all cells.

@@ -84,7 +84,7 @@ class Table:
         return {number for number, column in enumerate(self.columns, first) if self._is_best(row, column)}
 
     def remarks(self) -> list[str]:
-        """Sentences about the table, and about what the marks mean, if there are rivals."""
+        """Sentences about the table, and about the marks if there are rivals."""
         remarks = [self.about] if self.about else []
         judged = [column for column in self.columns if column.judged]
         rivals = [found for row in self.rows for column in judged if len(found := self._rivals(row, column)) > 1]
@@ -100,7 +100,7 @@ class Table:
         return [*remarks, about]
 
     def _is_best(self, row: Row, column: Column) -> bool:
-        """Whether the row ties with the best of its task in a judged column; none does where all tie."""
+        """Whether the row ties with the best of its task in a judged column; False if all rows tie."""
         own, rivals = row.stats.get(column.key), self._rivals(row, column)
         if not column.judged or own is None or own not in rivals:
             return False
