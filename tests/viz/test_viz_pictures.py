@@ -87,7 +87,7 @@ def test_without_colour_more_is_denser_and_nothing_is_not_zero() -> None:
 
 def test_without_colour_a_line_has_the_shade_that_the_scale_gives_its_number() -> None:
     text = draw_plot(MANY, width=80, colour="none")
-    drawn = {mark for line in text.splitlines() if "|" in line for mark in line.split("|")[1]}
+    drawn = {mark for line in text.splitlines() if "│" in line for mark in line.split("│")[1]}
     assert {".", "=", "@"} <= drawn
 
 

@@ -23,7 +23,8 @@ from tformer.viz.attention.text import as_text
 from tformer.viz.figure import draw_panels, draw_plots
 from tformer.viz.plot.series import choose_metrics, make_panels, read_runs
 from tformer.viz.plots import PALETTE, Heat, Line, Lines, Ramp, colour_at, counted_heat, ticks
-from tformer.viz.terminal import draw_plot, draw_text
+from tformer.viz.terminal import draw_panels as draw_text
+from tformer.viz.terminal import draw_plot
 
 NUMBERS = np.arange(12.0)
 
@@ -253,33 +254,33 @@ def test_a_large_map_is_shown_by_the_means_of_its_blocks(colour: str, lines: int
 def test_lines_in_a_frame() -> None:
     lines = [Line("up", np.arange(11.0), np.arange(11.0)), Line("flat", np.arange(11.0), np.full(11, 5.0))]
     text = draw_plot(Lines("place", "size", lines, title="t", caption="c"), width=40, colour="none").splitlines()
-    assert text[1] == "size" and text[2].startswith("10 |") and text[19].startswith(" 0 |A") and len(text) == 24
-    assert text[2].rstrip().endswith("A") and text[20] == "   +" + "-" * 36
-    assert [row for row, line in enumerate(text[2:20]) if "B" in line] == [9], "half of the way up"
-    assert text[21].split() == ["0", "place", "10"] and text[22] == "A up   B flat"
+    assert text[1] == "size" and text[2].startswith("10 ┤") and text[15].startswith(" 0 ┤A") and len(text) == 21
+    assert text[2].rstrip().endswith("A") and text[16].startswith("   └")
+    assert [row for row, line in enumerate(text[2:16]) if "B" in line] == [7], "half of the way up"
+    assert text[17].split()[0] == "0" and text[18].strip() == "place" and text[19] == "A up   B flat"
+    apart = draw_plot(Lines("x", "y", lines[:1], joined=False), width=40, colour="none")
+    assert sum("\u2801" <= sign <= "\u28ff" for sign in apart) == 11, "a dot for each value and none between"
 
 
 def test_a_matrix_of_attention_in_characters() -> None:
     weights = np.array([[1.0, 0, 0], [0.25, 0.75, 0], [0.5, 0.125, 0.375]])
     scene = scene_of(attention_of(weights[None, None], [" a", "bc", "[S]"], kind="decoder"))
     text = as_text(scene, "decoder", "head", scale="global", top_k=2, width=60, colour="none").splitlines()
-    edge = " " * 16
-    assert text[2:10] == [
+    assert text[2:9] == [
         "layer 0, head 0",
-        edge + "␣ b [ ",
-        edge + "a c S ",
-        edge + "    ] ",
-        "␣a".rjust(14) + "  @@····",
-        "bc".rjust(14) + "  ::##··",
-        "[S]".rjust(14) + "  ++..--",
-        edge + "0  .:-=+*#%@ 1, · cannot be seen; largest 1.000",
+        " ␣a @//",
+        " bc :#/",
+        "[S] +.-",
+        "    key ␣a … [S]; rows: query",
+        "    0   ..::--==++**##%%@@ 1",
+        "1 on the scale: 1; largest 1.000",
     ]
-    assert text[11:14] == ["␣a".rjust(14) + "  ␣a 1.000", "bc".rjust(14) + "  bc 0.750  ␣a 0.250",
+    assert text[10:13] == ["␣a".rjust(14) + "  ␣a 1.000", "bc".rjust(14) + "  bc 0.750  ␣a 0.250",
                            "[S]".rjust(14) + "  ␣a 0.500  [S] 0.375"]  # fmt: skip
     signed = scene_of(signed_attention([[0.2, -0.6], [0.1, 0.3]], ["a", "b"]))
     text = as_text(signed, "encoder", "head", scale="row", top_k=1, width=60, colour="none").splitlines()
-    assert text[4].endswith("--@@") and text[5].endswith("--@@") and "b -0.600" in text[8]
-    assert "row's largest, of sizes without their signs" in text[6]
+    assert text[3:5] == ["a -@", "b -@"] and "b -0.600" in text[9]
+    assert text[7] == "1 on the scale: its row's largest; largest 0.300; sizes without their signs"
     brief = as_text(scene, "decoder", "summary", scale="row", top_k=1, width=60, colour="none").splitlines()
     assert brief[2].split()[:4] == ["layer", "head", "entropy", "distance"] and brief[3].split()[:2] == ["0", "0"]
     mean = as_text(scene.of_means(), "decoder", "summary", scale="row", top_k=1, width=60, colour="none").splitlines()

@@ -1,4 +1,4 @@
-"""Plots as terminal text: heat maps of half blocks, lines of dots, training curves in braille.
+"""Plots as terminal text: heat maps of half blocks, lines in braille.
 
 Colours are 24-bit, from the 256-colour palette, or absent: then a heat map uses shades of plain ASCII, denser is more,
 and each line has a letter. Every function takes the width it may use and returns whole lines.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any, Literal
 
 import numpy as np
@@ -17,14 +17,20 @@ import numpy as np
 from tformer.support.errors import visible
 from tformer.support.formatting import without_middle
 from tformer.viz.plot.series import Panel, Series, better, label_of
-from tformer.viz.plots import Colour, Heat, Lines, Numbers, Plot, colour_at, palette_colour, plain, ticks
+from tformer.viz.plots import Colour, Heat, Line, Lines, Numbers, Plot, colour_at, plain, ticks
 
 Colours = Literal["truecolor", "256", "none"]
 SHADES = " .:-=+*#%@"
 NOTHING = "/"  # a cell without a number, without colours
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 RESET = "\x1b[0m"
-HEAT_ROWS, PLOT_ROWS = 40, 18  # largest number of cells, and of characters
+HEAT_ROWS = 40  # largest number of cells
+ROWS = 14  # of characters, of lines
+LEAST_WIDTH = 24
+BRAILLE = 0x2800
+BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bit of each dot, by row and column in its cell
+
+Cells = list[list[tuple[int, int]]]  # (braille bits, line) of each cell; line -1: none
 
 
 def colour_support(stream: IO[Any], environment: Mapping[str, str] = os.environ) -> Colours:
@@ -71,43 +77,57 @@ def draw_heat(plot: Heat, *, width: int, colour: Colours) -> list[str]:
 
 
 def draw_lines(plot: Lines, *, width: int, colour: Colours) -> list[str]:
-    """The lines in a frame with the ends of both axes, and the names of the lines."""
-    x_ends = _limits([line.x for line in plot.lines], plot.log_x, lambda _: 0.5)
-    x_ends = x_ends or ((1.0, 10.0) if plot.log_x else (0.0, 1.0))
-    y_ends = _limits([line.y for line in plot.lines], plot.log_y, lambda _: 0.5)
-    y_ends = y_ends or ((1.0, 10.0) if plot.log_y else (0.0, 1.0))
-    tiny = 0.0 if plot.log_y else 1e-6 * (y_ends[1] - y_ends[0])
-    labels = [_number(end if abs(end) > tiny else 0.0) for end in (y_ends[1], y_ends[0])]
-    margin = max(map(len, labels))
-    columns, rows = max(width - margin - 2, 10), PLOT_ROWS
-    grid: list[list[str]] = [[" "] * columns for _ in range(rows)]
+    """The lines in a frame with both axes, and a legend; without colours several lines are letters."""
+    columns_x, columns_y = [line.x for line in plot.lines], [line.y for line in plot.lines]
+    x_limits, y_limits = _limits(columns_x, plot.log_x), _limits(columns_y, plot.log_y)
+    if x_limits is None or y_limits is None:
+        return ["no values that these axes can show"]
+    y_ticks = ticks(*y_limits, log=plot.log_y, most=6)
+    margin = max((len(plain(value)) for value in y_ticks), default=1)
+    columns = max(width - margin - 2, 10)
+    cells: Cells = [[(0, -1)] * columns for _ in range(ROWS)]
     for number, line in enumerate(plot.lines):
-        mark = _mark(plot, number, colour)
-        places, values = _interpolated(line.x, line.y, plot, x_ends, columns)
-        for x, place in zip(places, _shares(values, *y_ends, plot.log_y), strict=True):
-            if math.isfinite(place) and 0 <= place <= 1:
-                grid[rows - 1 - round(place * (rows - 1))][min(int(x * columns), columns - 1)] = mark
-    lines = [f"{plot.y_label}"] if plot.y_label else []
-    for row, cells in enumerate(grid):
-        label = labels[0] if row == 0 else labels[1] if row == rows - 1 else ""
-        lines.append(f"{label.rjust(margin)} |{''.join(cells).rstrip()}")
-    low, high = _number(x_ends[0]), _number(x_ends[1])
-    middle = f"{low} {plot.x_label.center(max(columns - len(low) - len(high) - 2, 0))} {high}"
-    lines += [" " * (margin + 1) + "+" + "-" * columns, " " * (margin + 2) + middle]
+        x, y = _shares(line.x, *x_limits, plot.log_x), _shares(line.y, *y_limits, plot.log_y)
+        _draw(cells, x, y, number, joined=plot.joined)
+    places = _shares(np.array(y_ticks), *y_limits, plot.log_y).tolist()
+    names = {
+        min(max(ROWS - 1 - int(place * ROWS), 0), ROWS - 1): value for value, place in zip(y_ticks, places, strict=True)
+    }
+    lines = [plot.y_label] if plot.y_label else []
+    for row, line_of_cells in enumerate(cells):
+        label = plain(names[row]) if row in names else ""
+        body = "".join(_runs(line_of_cells, plot, colour)).rstrip()
+        lines.append(f"{label:>{margin}} {'┤' if label else '│'}{body}")
+    lines += _x_axis(*x_limits, plot.log_x, columns, margin, plot.x_label)
     if plot.ramp is not None:
         scale = _scale(plot.ramp.low, plot.ramp.high, plot.ramp.colours, colour)
-        lines.append(" " * (margin + 2) + f"{plot.ramp.label}: {scale}")
-    elif len(plot.lines) > 1:
-        lines.append("")
-        used = 0  # columns of the last line, which the length of a mark with its colour does not tell
-        for number, line in enumerate(plot.lines):
-            name = visible(line.label)
-            if used and used + len(name) + 5 > width:
-                lines.append("")
-                used = 0
-            lines[-1] += ("   " if used else "") + f"{_mark(plot, number, colour)} {name}"
-            used += len(name) + 5
-    return lines
+        return [*lines, " " * (margin + 2) + f"{plot.ramp.label}: {scale}"]
+    return [*lines, *_legend(plot, width, colour)]
+
+
+def draw_panels(
+    panels: Sequence[Panel],
+    *,
+    title: str,
+    x_label: str,
+    width: int,
+    colour: Colours,
+    log_x: bool = False,
+    log_y: bool = False,
+) -> str:
+    """All panels of training curves, one below the other; smoothed ones without what was logged."""
+    width = max(width, LEAST_WIDTH)
+    texts = [*textwrap.wrap(visible(title), width), ""] if title else []
+    for panel in panels:
+        values = [_last_and_best(panel.metric, series) for series in panel.series]
+        room = max(width - 4 - max(map(len, values)), 8)
+        names = [without_middle(visible(series.label), room) for series in panel.series]
+        longest = max(map(len, names))
+        labels = [f"{name:<{longest}} {found}" for name, found in zip(names, values, strict=True)]
+        lines = [Line(label, series.x, series.y) for label, series in zip(labels, panel.series, strict=True)]
+        plot = Lines(x_label, "", lines, log_x=log_x, log_y=log_y, title=label_of(panel.metric))
+        texts.append(draw_plot(plot, width=width, colour=colour))
+    return "\n".join(texts)
 
 
 def _shrink(values: Numbers, rows: int, columns: int) -> tuple[Numbers, list[int]]:
@@ -170,14 +190,15 @@ def _number(value: float) -> str:
 
 
 def _mark(plot: Lines, number: int, colour: Colours) -> str:
-    if colour == "none":
-        return (
-            shade(max(plot.share(number), 1 / len(SHADES))) if plot.ramp is not None else LETTERS[number % len(LETTERS)]
-        )
-    return f"\x1b[{colour_code(plot.colour(number), colour, ground=False)}m•{RESET}"
+    """The mark of a line in the legend, and without colours in the plot."""
+    if colour != "none" or len(plot.lines) == 1:
+        return "━━"
+    if plot.ramp is not None:
+        return shade(max(plot.share(number), 1 / len(SHADES)))
+    return LETTERS[number % len(LETTERS)]
 
 
-def _limits(columns: Sequence[Numbers], log: bool, wider: Callable[[float], float]) -> tuple[float, float] | None:
+def _limits(columns: Sequence[Numbers], log: bool) -> tuple[float, float] | None:
     """The smallest and the largest value that can be shown; a single one gets room on both sides. None: no value."""
     values = np.concatenate([*columns, np.zeros(0)])
     values = values[np.isfinite(values) & ((values > 0) | (not log))]
@@ -185,77 +206,9 @@ def _limits(columns: Sequence[Numbers], log: bool, wider: Callable[[float], floa
         return None
     low, high = float(values.min()), float(values.max())
     if low == high:
-        return (low / 2, high * 2) if log else (low - wider(low), high + wider(high))
+        beside = (abs(low) or 1) / 10
+        return (low / 2, high * 2) if log else (low - beside, high + beside)
     return low, high
-
-
-def _interpolated(
-    x: Numbers, y: Numbers, plot: Lines, ends: tuple[float, float], columns: int
-) -> tuple[Numbers, Numbers]:
-    """Places along x in 0 … 1 with their y; a line from left to right gets points between the given ones."""
-    places = _shares(x, *ends, plot.log_x)
-    if len(places) < 2 or plot.points or np.any(np.diff(places) <= 0):
-        return places, y
-    fine = np.linspace(places[0], places[-1], 2 * columns)
-    return fine, np.interp(fine, places, y)
-
-
-ROWS = 14  # of characters
-LEAST_WIDTH = 24
-BRAILLE = 0x2800
-BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bit of each dot, by row and column in its cell
-
-Cells = list[list[tuple[int, int]]]  # (braille bits, series) of each cell; series -1: none
-
-
-def draw_text(
-    panels: Sequence[Panel],
-    *,
-    title: str,
-    x_label: str,
-    width: int,
-    colour: Colours,
-    log_x: bool = False,
-    log_y: bool = False,
-) -> str:
-    """All panels of training curves, one below the other, in lines of at most `width` columns."""
-    width = max(width, LEAST_WIDTH)
-    lines = [*textwrap.wrap(visible(title), width), ""] if title else []
-    for panel in panels:
-        lines += [*_panel(panel, x_label, width, colour, (log_x, log_y)), ""]
-    return "\n".join(lines)
-
-
-def _panel(panel: Panel, x_label: str, width: int, colour: Colours, log: tuple[bool, bool]) -> list[str]:
-    logged = [series.raw for series in panel.series if series.raw is not None]
-    x_limits = _limits([series.x for series in panel.series], log[0], lambda value: (abs(value) or 1) / 10)
-    y_limits = _limits([*(series.y for series in panel.series), *logged], log[1], lambda value: (abs(value) or 1) / 10)
-    if x_limits is None or y_limits is None:
-        return [label_of(panel.metric), "no values that these axes can show"]
-    (left, right), (low, high) = x_limits, y_limits
-    y_ticks = ticks(low, high, log=log[1], most=6)
-    margin = max((len(plain(value)) for value in y_ticks), default=1)
-    columns = width - margin - 2
-    letters = colour == "none" and len(panel.series) > 1
-    cells: Cells = [[(0, -1)] * columns for _ in range(ROWS)]
-    x = [_shares(series.x, left, right, log[0]) for series in panel.series]
-    if colour != "none":
-        for number, series in enumerate(panel.series):
-            if series.raw is not None:
-                _draw(cells, x[number], _shares(series.raw, low, high, log[1]), number + len(panel.series))
-    for number, series in reversed(list(enumerate(panel.series))):
-        _draw(cells, x[number], _shares(series.y, low, high, log[1]), number)
-    places = _shares(np.array(y_ticks), low, high, log[1]).tolist()
-    names = {
-        min(max(ROWS - 1 - int(place * ROWS), 0), ROWS - 1): value for value, place in zip(y_ticks, places, strict=True)
-    }
-    lines = [visible(label_of(panel.metric))]
-    for row, line in enumerate(cells):
-        label = plain(names[row]) if row in names else ""
-        body = "".join(_runs(line, panel.series, colour, letters)).rstrip()
-        lines.append(f"{label:>{margin}} {'┤' if label else '│'}{body}")
-    lines += _x_axis(left, right, log[0], columns, margin, x_label)
-    return [*lines, *_legend(panel, width, colour, letters)]
 
 
 def _shares(values: Numbers, low: float, high: float, log: bool) -> Numbers:
@@ -266,14 +219,14 @@ def _shares(values: Numbers, low: float, high: float, log: bool) -> Numbers:
     return (values - low) / (high - low)
 
 
-def _draw(cells: Cells, x: Numbers, y: Numbers, number: int) -> None:
+def _draw(cells: Cells, x: Numbers, y: Numbers, number: int, *, joined: bool) -> None:
     """Set the dots of a line, also between neighbours; a cell shows only the dots of the last line through it."""
     height, width = 4 * len(cells), 2 * len(cells[0])
     shown = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
     column, row = np.round(x[shown] * (width - 1)), np.round((1 - y[shown]) * (height - 1))
-    goes_on = [*(np.diff(shown) == 1), False]  # the next record follows without a gap
+    goes_on = [*(np.diff(shown) == 1), False]  # the next value follows without a gap
     for n in range(len(column)):
-        across, down = (column[n + 1] - column[n], row[n + 1] - row[n]) if goes_on[n] else (0.0, 0.0)
+        across, down = (column[n + 1] - column[n], row[n + 1] - row[n]) if joined and goes_on[n] else (0.0, 0.0)
         steps = max(int(max(abs(across), abs(down))), 1)
         for part in range(steps):
             dot, right = round(row[n] + down * part / steps), round(column[n] + across * part / steps)
@@ -282,27 +235,24 @@ def _draw(cells: Cells, x: Numbers, y: Numbers, number: int) -> None:
             cells[dot // 4][right // 2] = (bits | bit if owner == number else bit, number)
 
 
-def _runs(cells: Sequence[tuple[int, int]], series: Sequence[Series], colour: Colours, letters: bool) -> Iterator[str]:
+def _runs(cells: Sequence[tuple[int, int]], plot: Lines, colour: Colours) -> Iterator[str]:
     """The characters of a row of cells, with an escape sequence at each change of colour."""
     current = -1
     for bits, number in cells:
-        if colour != "none" and number != current and (number >= 0 or current >= 0):
-            yield RESET + (_series_code(series, number, colour) if number >= 0 else "")
+        if colour != "none" and number != current:
+            yield RESET if number < 0 else _ink(plot, number, colour)
             current = number
         if not bits:
             yield " "
         else:
-            yield LETTERS[number % len(LETTERS)] if letters else chr(BRAILLE + bits)
+            yield chr(BRAILLE + bits) if colour != "none" or len(plot.lines) == 1 else _mark(plot, number, colour)
     if current >= 0:
         yield RESET
 
 
-def _series_code(series: Sequence[Series], number: int, colour: Colours) -> str:
-    """The escape sequence for a series' colour; logged values behind a smoothed line have it half as strong."""
-    faint = number >= len(series)
-    own = palette_colour(number % len(series))
-    red, green, blue = (round(0.45 * part + 0.55 * 110) if faint else part for part in own)
-    return f"\x1b[{colour_code((red, green, blue), colour, ground=False)}m"
+def _ink(plot: Lines, number: int, colour: Colours) -> str:
+    """The escape sequence for the colour of a line."""
+    return f"\x1b[{colour_code(plot.colour(number), colour, ground=False)}m"
 
 
 def _x_axis(left: float, right: float, log: bool, columns: int, margin: int, label: str) -> list[str]:
@@ -321,18 +271,18 @@ def _x_axis(left: float, right: float, log: bool, columns: int, margin: int, lab
     return [" " * (margin + 1) + "└" + "".join(frame), "".join(words).rstrip(), " " * (margin + 2) + centred]
 
 
-def _legend(panel: Panel, width: int, colour: Colours, letters: bool) -> list[str]:
-    """A line for each series: its mark, its name, the last value and, if there is one, the best."""
-    values = [_last_and_best(panel.metric, series) for series in panel.series]
-    room = max(width - 4 - max(map(len, values)), 8)
-    names = [without_middle(visible(series.label), room) for series in panel.series]
-    longest = max(map(len, names))
-    lines = []
-    for number, (name, words) in enumerate(zip(names, values, strict=True)):
-        mark = LETTERS[number % len(LETTERS)] if letters else "━━"
-        if colour != "none":
-            mark = f"{_series_code(panel.series, number, colour)}{mark}{RESET}"
-        lines.append(f"{mark} {name:<{longest}} {words}")
+def _legend(plot: Lines, width: int, colour: Colours) -> list[str]:
+    """Mark and name of each line, as many beside each other as there is room for."""
+    lines, used = [""], 0  # columns of the last line, which its length with colours does not tell
+    for number, line in enumerate(plot.lines):
+        mark, name = _mark(plot, number, colour), visible(line.label)
+        columns = len(mark) + 1 + len(name)
+        if used and used + 3 + columns > width:
+            lines.append("")
+            used = 0
+        shown = mark if colour == "none" else f"{_ink(plot, number, colour)}{mark}{RESET}"
+        lines[-1] += ("   " if used else "") + f"{shown} {name}"
+        used += columns + 3 * bool(used)
     return lines
 
 

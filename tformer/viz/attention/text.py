@@ -14,11 +14,11 @@ import numpy as np
 
 from tformer.inside.reading import Side
 from tformer.support.errors import visible
-from tformer.support.formatting import TOKEN_SIGNS, columns_of
+from tformer.support.formatting import TOKEN_SIGNS, fitted
 from tformer.viz.attention.scene import CAUTION, MEASURES, Scene, heading, summarize
 from tformer.viz.attention.weights import Attention, Kind
-from tformer.viz.plots import colour_at
-from tformer.viz.terminal import RESET, Colours, colour_code, shade
+from tformer.viz.plots import Heat
+from tformer.viz.terminal import Colours, draw_heat
 
 View = Literal["head", "model", "rollout", "summary"]
 
@@ -118,9 +118,7 @@ def _plain(value: object) -> object:
 
 # Shapes: T queries, S keys.
 
-LABEL_WIDTH = 14
-LINES = 48  # of a matrix; with more rows, they are drawn in blocks too
-LINKED = 24  # number of tokens with listed links
+LABEL_WIDTH, LINKED = 14, 24  # of a token beside its links; number of tokens with them
 
 
 def as_text(scene: Scene, kind: Kind, view: str, *, scale: str, top_k: int, width: int, colour: Colours) -> str:
@@ -140,31 +138,14 @@ def as_text(scene: Scene, kind: Kind, view: str, *, scale: str, top_k: int, widt
 def _matrix(
     matrix_TS: np.ndarray, seen_TS: np.ndarray, attention: Attention, scale: str, width: int, colour: Colours
 ) -> list[str]:
-    edge = " " * (LABEL_WIDTH + 2)
-    rows, columns = _blocks(len(matrix_TS), LINES), _blocks(matrix_TS.shape[1], max(4, width - len(edge)))
-    shares_TS = _shares(matrix_TS, scale)
-    wide = 2 if 2 * len(columns) + len(edge) <= width else 1
-    names = [_label(attention.keys, block[0]) for block in columns]
-    lines = []
-    # Names of columns, written vertically.
-    for depth in range(min(8, max(map(len, names), default=0)) if all(len(block) == 1 for block in columns) else 0):
-        letters = [name[depth] if depth < len(name) else " " for name in names]
-        lines.append(edge + "".join(letter + " " * (wide - columns_of(letter)) for letter in letters))
-    for row in rows:
-        cells = []
-        for block in columns:
-            own = shares_TS[row[0] : row[-1] + 1, block[0] : block[-1] + 1]
-            seen = seen_TS[row[0] : row[-1] + 1, block[0] : block[-1] + 1]
-            cells.append(_cell(float(own[seen].max()) if seen.any() else None, wide, colour))
-        lines.append(_padded(_label(attention.queries, row[0])) + "  " + "".join(cells))
+    """A heat map of sizes on the scale, empty where a key cannot be seen; and the largest weight."""
+    names = [[_label(side, place) for place in range(len(side.tokens))] for side in (attention.queries, attention.keys)]
+    shares_TS = np.where(seen_TS, _shares(matrix_TS, scale), np.nan).astype(float)
+    lines = draw_heat(Heat(shares_TS, *names, "query", "key", "viridis", 0.0, 1.0), width=width, colour=colour)
     largest = float(matrix_TS[seen_TS].max()) if seen_TS.any() else 0.0
-    ramp = "".join(_cell(step / 9, 1, colour) for step in range(10))
-    most = float(np.abs(matrix_TS).max()) if scale in ("global", "sqrt") else 1.0
-    top = "row's largest" if scale == "row" else f"{most:.3g}"
-    top += ", of sizes without their signs" if float(matrix_TS.min(initial=0.0)) < 0 else ""
-    hidden = "" if seen_TS.all() else f", {_cell(None, 1, colour)} cannot be seen"
-    lines.append(f"{edge}0 {ramp} {top}{hidden}; largest {largest:.3f}")
-    return lines
+    top = "its row's largest" if scale == "row" else "1" if scale == "log" else f"{np.abs(matrix_TS).max():.3g}"
+    signs = "; sizes without their signs" if float(matrix_TS.min(initial=0.0)) < 0 else ""
+    return [*lines, f"1 on the scale: {top}; largest {largest:.3f}{signs}"]
 
 
 def _shares(matrix_TS: np.ndarray, scale: str) -> np.ndarray:
@@ -179,15 +160,6 @@ def _shares(matrix_TS: np.ndarray, scale: str) -> np.ndarray:
     return np.sqrt(shares) if scale == "sqrt" else shares
 
 
-def _cell(share: float | None, wide: int, colour: Colours) -> str:
-    """One cell of a matrix, `wide` columns; None: a cell that cannot be seen."""
-    if share is None:
-        return "·" * wide
-    if colour == "none":
-        return shade(share) * wide
-    return f"\x1b[{colour_code(colour_at('viridis', share), colour, ground=True)}m{' ' * wide}{RESET}"
-
-
 def _links(matrix_TS: np.ndarray, seen_TS: np.ndarray, attention: Attention, top_k: int, width: int) -> list[str]:
     """The keys with the largest weights of each query; negative weights by their absolute value."""
     lines = [""]
@@ -195,7 +167,7 @@ def _links(matrix_TS: np.ndarray, seen_TS: np.ndarray, attention: Attention, top
         keys = np.flatnonzero(seen_TS[row])
         best = keys[np.argsort(-np.abs(matrix_TS[row, keys]), kind="stable")][:top_k]
         found = "  ".join(f"{_label(attention.keys, key)} {matrix_TS[row, key]:.3f}" for key in best)
-        lines.append(f"{_padded(_label(attention.queries, row))}  {found}"[: max(width, 40)])
+        lines.append(f"{fitted(_label(attention.queries, row), LABEL_WIDTH):>{LABEL_WIDTH}}  {found}"[: max(width, 40)])
     if len(matrix_TS) > LINKED:
         lines.append(f"... and {len(matrix_TS) - LINKED} more tokens (--format csv has all)")
     return lines
@@ -221,21 +193,3 @@ def _number(value: object) -> str:
 
 def _label(side: Side, place: int) -> str:
     return visible(side.tokens[place].translate(TOKEN_SIGNS))
-
-
-def _padded(text: str) -> str:
-    """The text in exactly LABEL_WIDTH columns; letters of East Asian scripts take two."""
-    kept, used = "", 0
-    for letter in text:
-        size = columns_of(letter)
-        if used + size > LABEL_WIDTH:
-            kept, used = kept[:-1] + "…", LABEL_WIDTH
-            break
-        kept, used = kept + letter, used + size
-    return " " * max(0, LABEL_WIDTH - used) + kept
-
-
-def _blocks(count: int, room: int) -> list[list[int]]:
-    """Positions in at most `room` blocks of equal size."""
-    size = max(1, math.ceil(count / room))
-    return [list(range(start, min(start + size, count))) for start in range(0, count, size)]
