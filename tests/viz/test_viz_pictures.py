@@ -86,9 +86,10 @@ def test_without_colour_more_is_denser_and_nothing_is_not_zero() -> None:
 
 
 def test_without_colour_a_line_has_the_shade_that_the_scale_gives_its_number() -> None:
-    text = draw_plot(MANY, width=80, colour="none")
-    drawn = {mark for line in text.splitlines() if "│" in line for mark in line.split("│")[1]}
-    assert {".", "=", "@"} <= drawn
+    flat = [Line(str(n), X, np.full(40, float(n))) for n in range(5)]
+    text = draw_plot(Lines("x", "y", flat, ramp=Ramp("viridis", 0, 4, "n")), width=80, colour="none")
+    rows = [set(re.split("[│┤]", line)[1].strip()) for line in text.splitlines() if "│" in line or "┤" in line]
+    assert [marks.pop() for marks in rows if marks] == ["@", "#", "+", ":", "."], "the upper line has the last number"
 
 
 @pytest.mark.parametrize(("kind", "view"), [("rope", "circles"), ("alibi", "bias"), ("patch2d", "similarity")])

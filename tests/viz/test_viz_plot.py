@@ -34,7 +34,7 @@ from tformer.viz.plot.series import (
     time_unit,
 )
 from tformer.viz.plots import plain, ticks
-from tformer.viz.terminal import draw_panels as draw_text
+from tformer.viz.terminal import draw_curves
 
 NUMBERS = st.floats(-100, 100)
 
@@ -187,7 +187,7 @@ def panels_of(runs: list[Run], *asked: str, smooth: float = 0.0) -> list[Panel]:
 
 @pytest.mark.parametrize("width", [10, 40, 80, 200])
 def test_the_terminal_plot_keeps_to_its_width_and_says_last_and_best(width: int, runs: list[Run]) -> None:
-    text = draw_text(panels_of(runs, "loss", "accuracy"), title="T", x_label="step", width=width, colour="none")
+    text = draw_curves(panels_of(runs, "loss", "accuracy"), title="T", x_label="step", width=width, colour="none")
     assert text.endswith("\n") and "\x1b" not in text
     plots = [line for line in text.splitlines() if "│" in line or "┤" in line or "└" in line]
     assert max(map(len, plots)) <= max(width, 24)
@@ -200,21 +200,21 @@ def test_a_line_goes_from_each_point_to_the_next(tmp_path: Path) -> None:
     runs = read_runs(
         [write_run(tmp_path / "a", [train_record(step, loss) for step, loss in enumerate((1.0, 2.0, 1.0))])]
     )
-    text = draw_text(panels_of(runs), title="", x_label="step", width=60, colour="none")
+    text = draw_curves(panels_of(runs), title="", x_label="step", width=60, colour="none")
     dots = [[place for place, sign in enumerate(line) if "\u2801" <= sign <= "\u28ff"] for line in text.splitlines()]
     highest, *_, lowest = [places for places in dots if places]
     assert len(highest) < 10 and lowest[0] < min(highest) and lowest[-1] > max(highest) and len(lowest) < 10
 
 
 def test_without_colour_several_lines_are_letters(runs: list[Run]) -> None:
-    many = draw_text(panels_of(runs), title="", x_label="step", width=60, colour="none")
+    many = draw_curves(panels_of(runs), title="", x_label="step", width=60, colour="none")
     assert all(letter in many for letter in "ABC") and not re.search("[\u2801-\u28ff]", many)
 
 
 def test_colours_are_closed_on_every_line(runs: list[Run]) -> None:
     panels = panels_of(runs, smooth=0.9)
     for colour, code in (("truecolor", "\x1b[38;2;0;114;178m"), ("256", "\x1b[38;5;")):
-        text = draw_text(panels, title="", x_label="step", width=80, colour=colour)  # type: ignore[arg-type]
+        text = draw_curves(panels, title="", x_label="step", width=80, colour=colour)  # type: ignore[arg-type]
         assert code in text
         for line in text.splitlines():
             assert "\x1b" not in line or line.rfind("\x1b[0m") >= line.rfind("\x1b[38")
@@ -222,12 +222,12 @@ def test_colours_are_closed_on_every_line(runs: list[Run]) -> None:
 
 def test_hostile_names_cannot_steer_the_terminal(tmp_path: Path) -> None:
     runs = read_runs([write_run(tmp_path / "\x1b[2Ja"), write_run(tmp_path / "b")])
-    assert "\x1b" not in draw_text(panels_of(runs), title="\x1b]0;x", x_label="step", width=80, colour="none")
+    assert "\x1b" not in draw_curves(panels_of(runs), title="\x1b]0;x", x_label="step", width=80, colour="none")
 
 
 def test_what_logarithmic_axes_cannot_show_is_left_out(tmp_path: Path) -> None:
     runs = read_runs([write_run(tmp_path / "a", [train_record(0, -1.0), train_record(1, -2.0)])])
-    text = draw_text(panels_of(runs), title="", x_label="step", width=60, colour="none", log_y=True)
+    text = draw_curves(panels_of(runs), title="", x_label="step", width=60, colour="none", log_y=True)
     assert "no values that these axes can show" in text
     assert draw_panels(panels_of(runs), "svg", title="", x_label="step", log_x=True, log_y=True).startswith(b"<?xml")
 

@@ -23,8 +23,7 @@ from tformer.viz.attention.text import as_text
 from tformer.viz.figure import draw_panels, draw_plots
 from tformer.viz.plot.series import choose_metrics, make_panels, read_runs
 from tformer.viz.plots import PALETTE, Heat, Line, Lines, Ramp, colour_at, counted_heat, ticks
-from tformer.viz.terminal import draw_panels as draw_text
-from tformer.viz.terminal import draw_plot
+from tformer.viz.terminal import draw_curves, draw_plot
 
 NUMBERS = np.arange(12.0)
 
@@ -215,7 +214,7 @@ def test_every_logged_value_has_its_dot_and_every_tick_its_place(points: list[tu
     with tempfile.TemporaryDirectory() as folder:
         runs = read_runs([write_run(Path(folder, "a"), [train_record(step, float(y)) for step, y in sorted(points)])])
     [panel] = make_panels(runs, choose_metrics(runs, ("train.loss",)), x="step", smooth=0)
-    lines = draw_text([panel], title="", x_label="step", width=60, colour="none").splitlines()
+    lines = draw_curves([panel], title="", x_label="step", width=60, colour="none").splitlines()
     rows = lines[1:15]
     margin = max(row.find("┤") for row in rows)
     cells = [row[margin + 1 :].ljust(60 - margin - 1) for row in rows]

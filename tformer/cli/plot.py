@@ -178,11 +178,11 @@ def _content(runs: list[Run], choices: Choices, options: PlotOptions, format_: A
     if format_ == "csv":
         return as_csv(runs, choices, smooth=options.smooth)
     if format_ == "terminal":
-        from tformer.viz.terminal import colour_support, draw_panels
+        from tformer.viz.terminal import colour_support, draw_curves
 
         colour = "none" if to_file else colour_support(sys.stdout)
         width = FILE_WIDTH if to_file else shutil.get_terminal_size((FILE_WIDTH, 24)).columns
-        return draw_panels(panels, title=options.title or "", x_label=label, width=width, colour=colour, **log)
+        return draw_curves(panels, title=options.title or "", x_label=label, width=width, colour=colour, **log)
     from tformer.viz.figure import draw_panels
 
     title = options.title if options.title is not None else (runs[0].name if len(runs) == 1 else "")

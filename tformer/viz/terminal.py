@@ -105,7 +105,7 @@ def draw_lines(plot: Lines, *, width: int, colour: Colours) -> list[str]:
     return [*lines, *_legend(plot, width, colour)]
 
 
-def draw_panels(
+def draw_curves(
     panels: Sequence[Panel],
     *,
     title: str,

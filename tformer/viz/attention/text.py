@@ -139,9 +139,9 @@ def _matrix(
     matrix_TS: np.ndarray, seen_TS: np.ndarray, attention: Attention, scale: str, width: int, colour: Colours
 ) -> list[str]:
     """A heat map of sizes on the scale, empty where a key cannot be seen; and the largest weight."""
-    names = [[_label(side, place) for place in range(len(side.tokens))] for side in (attention.queries, attention.keys)]
+    rows, columns = ([_label(side, n) for n in range(len(side.tokens))] for side in (attention.queries, attention.keys))
     shares_TS = np.where(seen_TS, _shares(matrix_TS, scale), np.nan).astype(float)
-    lines = draw_heat(Heat(shares_TS, *names, "query", "key", "viridis", 0.0, 1.0), width=width, colour=colour)
+    lines = draw_heat(Heat(shares_TS, rows, columns, "query", "key", "viridis", 0.0, 1.0), width=width, colour=colour)
     largest = float(matrix_TS[seen_TS].max()) if seen_TS.any() else 0.0
     top = "its row's largest" if scale == "row" else "1" if scale == "log" else f"{np.abs(matrix_TS).max():.3g}"
     signs = "; sizes without their signs" if float(matrix_TS.min(initial=0.0)) < 0 else ""
