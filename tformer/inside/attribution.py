@@ -158,7 +158,7 @@ def along(numbers_B: Tensor, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class AttributionReport:
-    """What mattered for one or several answers of a model.
+    """Attribution scores for one or several answers of a model.
 
     Attributes:
         tokens: that were read, by side ("encoder", "decoder"); of an image "CLS" and "row,column" of each patch.
@@ -192,7 +192,7 @@ class AttributionReport:
 
     @property
     def gaps(self) -> np.ndarray | None:
-        """What integrated gradients add up to minus `changes`, fp64 [N]; None: they were not computed."""
+        """Sums of the integrated gradients minus `changes`, fp64 [N]; None if they were not computed."""
         if "integrated" not in self.scores:
             return None
         return sum(np.nansum(each, axis=1) for each in self.scores["integrated"].values()) - self.changes

@@ -34,7 +34,7 @@ CHUNK_ELEMENTS = 1 << 24  # cosines that exist at a time
 
 @dataclass(frozen=True)
 class EmbeddingReport:
-    """What `tformer viz-embeddings` shows, and what `Run.embedding_table` returns.
+    """Report of `tformer viz-embeddings` and `Run.embedding_table`.
 
     Attributes:
         table: its name. A row's number is the id of its token or label.

@@ -179,7 +179,7 @@ def printable_ids(tokenizer: Tokenizer) -> list[int]:
 def copying(
     model: Transformer, repeated: Repeated, *, replace: Mapping[str, Replacement] | None = None
 ) -> dict[str, float]:
-    """How well a causal model copies: `first_loss` and `repeated_loss` (nats), `repeated_accuracy`.
+    """Copying by a causal model: `first_loss` and `repeated_loss` (nats), `repeated_accuracy`.
 
     Of the first time and of the further times that a sequence is read, without each time's first token, which nothing
     announces. Olsson et al. (arXiv 2209.11895) call the drop of the loss in-context learning. `replace`: as of the
@@ -207,7 +207,7 @@ def copying(
 
 @dataclass(frozen=True)
 class Side:
-    """What one stack reads, [B, T]: ids, which of them are real, which of these are text, and their documents."""
+    """Input of one stack, [B, T]: ids, masks of real ids and of text, and documents."""
 
     ids: Tensor
     real: Tensor

@@ -1,4 +1,4 @@
-"""Logit lens: what a model would answer if it ended after each layer (arXiv 2303.08112, section 2).
+"""Logit lens: the answers of a model that ends after each of its layers (arXiv 2303.08112, section 2).
 
     logits after layer l = head(final_norm(h_l))
 
@@ -66,7 +66,7 @@ class Lens:
 
 @dataclass(frozen=True)
 class LensReport:
-    """What `tformer lens` shows, and what `Run.lens` returns. Shapes as in `Lens`.
+    """Report of `tformer lens` and `Run.lens`. Shapes as in `Lens`.
 
     Attributes:
         lens: the logit lens, or the tuned one that was asked for.
@@ -122,7 +122,7 @@ def states_of(model: Transformer, inputs: Mapping[str, Tensor], side: str) -> Te
 def final_states(
     model: Transformer, inputs: Mapping[str, Tensor], side: str, *, translate: Translate | None = None
 ) -> Tensor:
-    """What the head reads if the stack `side` ends after each layer [R, T, D], of one example."""
+    """Inputs of the head if the stack `side` ended after each of its layers, [R, T, D], for one example."""
     states_RTD = states_of(model, inputs, side)
     if translate is not None:
         states_RTD = translate(states_RTD)

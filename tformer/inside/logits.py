@@ -68,7 +68,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Contributions:
-    """What parts add to a logit, or to the difference of two.
+    """Contributions of parts to a logit, or to the difference of two logits.
 
     Attributes:
         parts: in the order of computation [C].
@@ -118,7 +118,7 @@ def attribute_logits(
     targets: Sequence[int],
     against: Sequence[int] | None = None,
 ) -> Contributions:
-    """The parts of the logit of `targets[n]` at position `places[n]`, minus that of `against[n]` if given.
+    """Split the logit of `targets[n]` at `places[n]`, minus the logit of `against[n]` if given, into parts.
 
     Args:
         inputs: of `Transformer.forward`, one row each.
@@ -215,7 +215,7 @@ def _activated(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def _features(head: nn.Module, x_1TD: Tensor, stream: _Stream) -> Tensor:
-    """What a head over the vocabulary multiplies with its matrix [1, T, E]."""
+    """The features that a head over the vocabulary multiplies with its matrix, [1, T, E]."""
     assert isinstance(head, VocabularyHead)
     if head.dense is not None and head.activation is not None and head.norm is not None:
         x_1TD = stream.normalized(head.norm, _activated(head.activation, stream.product(head.dense, x_1TD)))
@@ -225,7 +225,7 @@ def _features(head: nn.Module, x_1TD: Tensor, stream: _Stream) -> Tensor:
 
 
 def _pooled(head: nn.Module, x_1TD: Tensor, stream: _Stream) -> Tensor:
-    """What a classifier multiplies with its matrix [1, 1, D]."""
+    """The pooled vector that a classifier multiplies with its matrix, [1, 1, D]."""
     assert isinstance(head, PooledHead)
     scores = () if head.attend is None else (head.attend(x_1TD.detach()).squeeze(-1),)
     pooled_11D = POOLINGS[head.pooling].pool(x_1TD, None, *scores).unsqueeze(1)
@@ -237,7 +237,7 @@ def _pooled(head: nn.Module, x_1TD: Tensor, stream: _Stream) -> Tensor:
 
 @torch.no_grad()
 def _logits(head: nn.Module, hidden_1TD: Tensor, places: Sequence[int], ids: Sequence[int]) -> Tensor:
-    """The logits [N] of tokens at their places, before a soft cap; of a classifier those of labels."""
+    """The logits [N] of tokens at their places, before a soft cap; for a classifier, of labels."""
     if isinstance(head, PooledHead):
         return head(hidden_1TD)[0, list(ids)]
     assert isinstance(head, VocabularyHead)

@@ -248,7 +248,7 @@ class PatchOptions(ExampleOptions):
 
     @property
     def prompts(self) -> tuple[ReadOptions, ReadOptions]:
-        """What the model reads: the clean prompt and the corrupted one."""
+        """The clean prompt and the corrupted one."""
         clean = ReadOptions(
             text=self.clean,
             text2=self.text2,
@@ -263,7 +263,7 @@ class PatchOptions(ExampleOptions):
 
     @property
     def chosen_parts(self) -> tuple[str, ...]:
-        """The parts to patch; those of cross-attention belong to attention and heads."""
+        """The parts to patch; attention and heads include cross-attention."""
         with_cross = {"attention": ("attention", "cross"), "heads": ("heads", "cross_heads")}
         return tuple(
             dict.fromkeys(
@@ -297,7 +297,7 @@ class PatchOptions(ExampleOptions):
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What one forward pass reads: the options that lens, attribute and viz-attention share."""
+    """Input of one forward pass: the options shared by lens, attribute and viz-attention."""
 
     run: Run = None
     text: Annotated[str | None, READ("--text", help="The text to read; for an encoder-decoder the source.")] = None

@@ -76,7 +76,7 @@ METRICS_OF_LABELS = METRICS | {
 
 @dataclass(frozen=True)
 class Question:
-    """Two inputs of one shape, and what is measured of the answer.
+    """Two inputs of one shape, and the metric of the answer.
 
     Attributes:
         clean, corrupted: keyword arguments of the model's forward, one row each.
@@ -218,7 +218,10 @@ def patch(
 def patched_changes(
     model: Transformer, question: Question, base: Inputs, values: Mapping[str, Tensor], *, own: float, work: Work
 ) -> dict[str, np.ndarray]:
-    """fp64 [N] of each tap: what the metric on `base`, which is `own`, changes by with each entry of dimension 1."""
+    """Changes of the metric, fp64 [N] for each tap, when each entry of dimension 1 is patched into `base`.
+
+    own: the metric on `base`.
+    """
     changes: dict[str, np.ndarray] = {}
     for name, value in values.items():
         work.raise_if_stopped("while patching, nothing written")
@@ -276,7 +279,7 @@ def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Ablation:
-    """A part without which a model was measured: its stack, layer, kind (a key of PARTS) and head, and the metrics."""
+    """Metrics of a model without one part: the part's stack, layer, kind (a key of PARTS) and head."""
 
     side: str
     part: str

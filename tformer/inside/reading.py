@@ -318,7 +318,7 @@ def _cut_note(given: Inputs, length: int) -> str:
 
 
 def read_options(loaded: Loaded, options: ReadOptions, head: str) -> tuple[Loaded, Reading]:
-    """(the model, whose tokenizer may read special tokens, what it reads)."""
+    """Read the options: (the model, with special tokens in its tokenizer if wanted, its input)."""
     if head == "masked_lm" or options.special_tokens:
         loaded = replace(loaded, tokenizer=loaded.text_tokenizer.reading_special())
     text, notes = _text_of(loaded, options, head)

@@ -1,4 +1,4 @@
-"""How well a model predicts each token of a text: loss in bits, rank, the most probable tokens; calibration.
+"""Predictions of each token of a text: loss in bits, rank, the most probable tokens; calibration.
 
     bits = -log2 p(token | what the model read)        rank = number of tokens with a larger probability
 

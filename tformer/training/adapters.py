@@ -35,14 +35,14 @@ class BasePlaces:
             return_free_memory()
 
     def kept_heads(self, resumed: Checkpoint) -> set[str]:
-        """The heads of which the base has a part: those that a run does not store in full."""
+        """The heads whose tensors come partly from the base: the run does not store them in full."""
         stored, heads = resumed.specs("weights"), self._model.heads
         return {
             kind for kind in heads if any(f"heads.{kind}.{name}" not in stored for name in heads[kind].state_dict())
         }
 
     def finish(self) -> None:
-        """Draw what the base lacks, and train it in full; tie what is tied, and move all to the device."""
+        """Draw parameters that the base lacks (they are trained in full), tie tables, and move all to the device."""
         model = self._model
         model.retie()
         new = {name for name, each in model.named_parameters() if each.is_meta}
@@ -69,7 +69,7 @@ def _owner(name: str) -> str:
 
 
 def describe_adapters(model: Transformer, lora: Lora) -> str:
-    """The line that says what is trained."""
+    """A note with the adapters' kind, rank and share of trained parameters."""
     adapters = [module for module in model.modules() if isinstance(module, Adapter)]
     trained, total = model.num_parameters(trainable=True), model.num_parameters()
     kind, matrices = "DoRA" if lora.dora else "LoRA", "matrix" if len(adapters) == 1 else "matrices"

@@ -93,7 +93,7 @@ class PlannedBatches:
             yield cursor, [batch.pin_memory() for batch in batches] if self._pinned else batches
 
     def _collated(self, epoch: int, ids: np.ndarray, draw: np.random.Generator) -> Batch:
-        """This process's rows of the micro-batch of these samples. What is drawn for all rows is equal everywhere."""
+        """This process's rows of a micro-batch of samples. All processes draw the same numbers for all rows."""
         collate = self._objective.collate
         if self._world_size == 1:
             return collate(self._read(epoch, ids), rng=draw)
@@ -111,7 +111,7 @@ class PlannedBatches:
 
 
 def plan_of(recipe: Recipe, samples: Samples) -> BatchPlan:
-    """The plan of which samples form which global batch.
+    """The plan of global batches: the samples of each.
 
     A global batch holds `batch_size * grad_accum` samples, cut into `grad_accum` micro-batches.
     """
@@ -175,7 +175,7 @@ class Models(nn.Module):
 
     @property
     def blocks(self) -> list[Block]:
-        """The layers of all stacks, without repetition of those that share their weights."""
+        """The layers of all stacks; layers that share their weights appear once."""
         return list(dict.fromkeys(block for stack in self.stacks for block in stack.layers))
 
     @property
@@ -316,7 +316,7 @@ def layer_of(name: str) -> int | None:
 
 
 def compiled(model: Transformer, *, wanted: bool, dynamic: bool = False) -> nn.Module:
-    """The model to call in training, compiled if wanted; the model itself is the one that is saved.
+    """The module to call in training, compiled if wanted. Checkpoints hold `model` itself.
 
     dynamic: compile once for batches of all shapes, not once for each shape.
     """

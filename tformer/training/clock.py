@@ -62,7 +62,7 @@ NEVER = 10**9
 
 @dataclass
 class Pace:
-    """Measured seconds of what a training does: steps, and the last validation, sample and checkpoint.
+    """Measured seconds of a training's parts: steps, and the last validation, sample and checkpoint.
 
     Attributes:
         seconds: of the last time, by part: validation (with its sample), checkpoint; expected of `end`, a validation on
@@ -123,7 +123,7 @@ class Pace:
         return steps + validations + saves * self.seconds.get("checkpoint", 0.0) + end
 
     def steps_within(self, seconds: float, step: int, *, eval_every: int, save_every: int) -> int:
-        """How many steps after finished step `step` fit into this time, with their validations and checkpoints."""
+        """Number of steps after finished step `step` that fit into this time with validations and checkpoints."""
         of_step = self.step_seconds()
         if not of_step:
             return 0
@@ -141,7 +141,7 @@ def _mean(groups: Iterable[tuple[int, float]]) -> float | None:
 
 @dataclass
 class _Trial:
-    """Work that is tried out: the part that runs, how far it is, and the seconds that the parts would take."""
+    """A trial of some work: the running part, its progress, and the expected seconds of all parts."""
 
     now: Callable[[], float]
     began: float = 0.0
@@ -169,20 +169,20 @@ class _Trial:
 
 
 def expected_seconds(run: Callable[[Work], object], *, now: Callable[[], float] = time.monotonic) -> float:
-    """How long work would take, from the first second of each of its parts that report how far they are."""
+    """Expected seconds of some work, from the first second of each part that reports its progress."""
     trial = _Trial(now, began=now())
     run(Work(trial.progress, trial.should_stop, is_trial=True))
     return trial.seconds
 
 
 def _times(step: int, last_step: int, every: int) -> int:
-    """How often something happens after `step` that is due every `every` steps and at the last step."""
+    """Number of events after `step` that occur every `every` steps and at the last step."""
     return 0 if last_step <= step else (last_step - 1) // every - step // every + 1
 
 
 @dataclass
 class Clock:
-    """Decides at which step the decay of a training begins and ends. Nothing else reads the time.
+    """Chooses the steps at which the decay of a training begins and ends. No other code reads the time.
 
     Args:
         end: on the pace's clock, when the command has to end.
@@ -221,7 +221,7 @@ class Clock:
         return self.points[-1][0] if self.points else min(self.planned_steps, self.most_steps)
 
     def decide(self, step: int, *, eval_every: int, save_every: int) -> Points | None:
-        """The new points of the line after finished step `step`; None where nothing changes."""
+        """The new points of the schedule's line after finished step `step`; None if they stay."""
         if self.pace.step_seconds() is None:
             return None
         left = self.end - RESERVE_SECONDS - self.pace.now()

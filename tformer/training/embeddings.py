@@ -1,4 +1,4 @@
-"""Token vectors from files, with which the embedding tables of a new model start (`--embeddings`).
+"""Token vectors from files as the start of a new model's embedding tables (`--embeddings`).
 
 Text, as GloVe and word2vec write it, plain or compressed: a word and its numbers in each line, separated by single
 spaces; word2vec puts a line with the numbers of words and columns in front. A word may contain spaces (GloVe 840B).
@@ -193,7 +193,7 @@ def _read_text(path: Path, vectors: Vectors, tokenizer: Tokenizer, work: Work) -
 
 
 def _trailing_numbers(line: str) -> int:
-    """The numbers at the end of a line, of which the first field, the word, is none."""
+    """Count of the numbers at the end of a line; the first field is the word."""
     count = 0
     for field in reversed(line.split(" ")[1:]):
         try:

@@ -350,7 +350,7 @@ class Trainer:
     # Between steps.
 
     def _drain_sums(self) -> RunningSums:
-        """Move the sums on the device into the saved sums; nothing else reads from the device."""
+        """Move the sums on the device into the saved sums; no other code reads from the device."""
         if self._sums:
             values = torch.stack([torch.stack(row) for row in self._sums]).tolist()
             for loss, norm, *terms in values:
@@ -458,7 +458,7 @@ Score = tuple[float, float]
 
 
 def score(values: dict[str, Any], training: Training) -> Score:
-    """What decides on the best checkpoint.
+    """The score by which the best checkpoint is chosen.
 
     Where nothing was decoded yet, it is the loss, which is worse than any decoded output.
     """

@@ -34,7 +34,7 @@ Run = Callable[[Callable[[], Any]], Any]
 
 
 class Parallel:
-    """A group of processes, all of which must call the same methods in the same order; this base class: a group of one.
+    """A group of processes; this base class is a group of one. All must call the same methods in the same order.
 
     Attributes:
         rank: number of this process, from 0.
@@ -52,7 +52,7 @@ class Parallel:
         return flag
 
     def own_rows(self) -> OwnRows | None:
-        """What takes the rows of this process while models are made; None: each process has all rows."""
+        """Object that keeps this process's rows while models are built; None: each process has all rows."""
         return None
 
     def shard(self, models: Models, rows: OwnRows | None, device: torch.device) -> Shards | None:
@@ -71,7 +71,7 @@ class Parallel:
         return nullcontext()
 
     def in_first(self, models: Models, function: Callable[[], Result]) -> Result | None:
-        """What `function`, which runs the models without gradients, returns in process 0; None in the others.
+        """Run `function`, which runs the models without gradients, in process 0; returns None in the others.
 
         For work that is not divided: validation and samples. The others only send their rows of the weights.
         """

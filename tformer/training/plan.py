@@ -57,7 +57,7 @@ WARMUP_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Alternative:
-    """A size of model, and what it can do in the time: seconds of a step, steps, tokens for each parameter."""
+    """A size of model with its forecast for the time: seconds of a step, steps, tokens for each parameter."""
 
     size: str
     parameters: int
@@ -144,7 +144,7 @@ def _with_size(prepared: Prepared, size: Recipe, *, work: Work, processes: int) 
 def _with_short_steps(
     size: Recipe, of_size: Callable[[Recipe], Prepared], longest: float, total: float
 ) -> tuple[Recipe, float]:
-    """A size, with a smaller batch where a step would be longer than `longest`, and about the seconds of its step.
+    """A size and the approximate seconds of its step; the batch is smaller if a step would exceed `longest`.
 
     It times a batch that its operations predict to be short; longer batches take at most proportionally longer.
     Raises InputError where even the products of one example take too long.
@@ -164,7 +164,7 @@ def _with_short_steps(
     most = 1.0 if whole.start.resumed else examples  # the batch of a resumed run stays
 
     def times_smaller(seconds: float) -> int:
-        """By which power of two the batch is divided, so that what took this long fits."""
+        """Power of two that divides the batch so that a step of `seconds` fits."""
         return 2 ** math.ceil(math.log2(min(most, max(1.0, seconds / longest))))
 
     timed = times_smaller(SLOWEST * examples * of_example)
@@ -206,7 +206,7 @@ def _alternative(prepared: Prepared, seconds: float, end: float, needed: float) 
 
 
 def _key(prepared: Prepared) -> tuple[Any, ...]:
-    """What the time of a step depends on, besides the machine."""
+    """Key of everything that affects the time of a step, besides the machine."""
     recipe = prepared.recipe
     parts = recipe.model_dump_json(include={"model", "generator", "objectives", "optimizer"})
     training = recipe.training.model_dump_json(include={"batch_size", "batch_tokens", "grad_accum", "precision"})

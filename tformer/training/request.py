@@ -52,7 +52,7 @@ REGULARIZATION = ("dropout", "attention_dropout", "activation_dropout", "layerdr
 
 @dataclass(frozen=True, kw_only=True)
 class Start(TrainingStart):
-    """What a training starts from, and the run directory that it writes.
+    """Start of a training, and its run directory.
 
     Attributes:
         out: None: a new default directory.

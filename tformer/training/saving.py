@@ -141,7 +141,7 @@ class Checkpoints:
         return found if models.generator is None else found | self._weights("generator", models.generator)
 
     def _weights(self, role: str, model: Transformer) -> dict[Name, Piece]:
-        """Parameters and buffers but those of a frozen base, tied ones once; buffers are equal in all processes."""
+        """Parameters and buffers outside a frozen base, tied ones once. Buffers are equal in all processes."""
         state, left_out = model.state_dict(), model.tied_names().keys() | model.base_names
         own = [(name, parameter) for name, parameter in model.named_parameters() if name not in model.base_names]
         found = {(role, name): Piece(tensor, tensor.shape) for name, tensor in state.items() if name not in left_out}

@@ -306,7 +306,7 @@ class Session:
         return run or RunDirectory(path)
 
     def _write_run(self) -> RunDirectory:
-        """Create or reopen the run directory, and write what is known before the first step."""
+        """Create or reopen the run directory, and write the files that are known before the first step."""
         start, recipe = self.prepared.start, self.prepared.recipe
         needed = 2 * self.checkpoints.bytes_needed()  # a new checkpoint is written before an old one is deleted
         require_room(start.out if start.out is not None else RUNS, needed)
@@ -594,13 +594,13 @@ class Session:
         return values
 
     def _validate(self, work: Work, share: float | None = None) -> dict[str, Any]:
-        """The metrics of the models on a share of the held-out data; None: that of the run."""
+        """The metrics of the models on a share of the held-out data; None: the run's share."""
         share = share or self.prepared.recipe.training.valid_share or 1.0
         return self.prepared.data.validate(self.model, self.objective, work, share)
 
     @property
     def _ends_on_all_data(self) -> bool:
-        """Whether the best checkpoint is measured on all held-out data, of which validations read a share."""
+        """Whether validations read a share of the held-out data, and the best checkpoint is measured on all of it."""
         training = self.prepared.recipe.training
         return bool(training.final_validation) and (training.valid_share or 1.0) < 1.0 and training.minutes is None
 
@@ -636,7 +636,7 @@ class Session:
             self.console.print(f"out of time for all held-out data; {self._how_to_continue}", markup=False)
 
     def _sample(self, step: int) -> str | None:
-        """What the model writes at a step; "": nothing is due; None: interrupted."""
+        """The sample of a step; "" if none is due; None: interrupted."""
         training, write = self.prepared.recipe.training, self.prepared.data.sample
         every = training.sample_every
         if write is None or every == 0 or (every is not None and step % every and step < training.max_steps):

@@ -1,4 +1,4 @@
-"""How much of the held-out data a training validates on: a share that suits the length of the training.
+"""The share of the held-out data that validations read, chosen by the length of the training.
 
 All of a large text takes minutes, also beside a training of seconds. Operations are known before the first step, so the
 share is a function of the recipe and the data, the same on every machine. It is frozen into the recipe of the run
@@ -58,7 +58,7 @@ def share_text(prepared: Prepared, share: float) -> str:
 
 
 def _share(prepared: Prepared, steps: int, validations: int, most: float) -> tuple[float | None, float]:
-    """(share of the held-out data, operations of validations on all of it as a multiple of those of the training).
+    """(share of the held-out data, operations of validations on all data / operations of the training).
 
     None: all of it.
 

@@ -89,7 +89,7 @@ QUIET = Work()
 
 @dataclass(frozen=True)
 class Job:
-    """What each process of a command does: `run` returns its exit code (None: 0), `tformer WORDS` does the same.
+    """The work of each process of a command: `run` returns its exit code (None: 0), `tformer WORDS` does the same.
 
     A forked worker uses only `run`, a worker that is started as a command only `words`.
     """

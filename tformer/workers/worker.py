@@ -157,7 +157,7 @@ class Worker:
         return value
 
     def after_leader(self, make: Callable[[], Result]) -> Result:
-        """What `make` returns, called first in the leader and then in the others at once."""
+        """Call `make` first in the leader, then in the others at once; returns its result."""
         if not self.leads:
             self.share(lambda: None)
             return make()
@@ -166,7 +166,7 @@ class Worker:
         return value
 
     def in_turn(self, make: Callable[[], Result]) -> Result:
-        """What `make` returns, called first in one worker of each machine and then in the others at once.
+        """Call `make` first in one worker of each machine, then in the others at once; returns its result.
 
         The first fills caches, from which the others read.
         """
@@ -457,7 +457,7 @@ def _meet(rank: int, world_size: int) -> Any:
 
 
 def _in_a_thread(work: Callable[[], Result]) -> Result:
-    """What `work` returns, called in a thread: a call into C++ would keep this thread from handling signals."""
+    """Call `work` in another thread, and return its result, so that this thread can handle signals during C++ calls."""
     done: Future[Result] = Future()
 
     def act() -> None:
