@@ -1,4 +1,4 @@
-"""Tables of answers: the columns of the table that was read, in order, and behind them those of the answers.
+"""Tables of answers: the columns of the input table in order, then the columns of the answers.
 
 The answers come as JSON lists, one a line in the order of the rows, from one process or several. The process that
 writes reads every row and keeps it until its answer comes, so that no process sends rows.
@@ -83,7 +83,7 @@ class AnswerTable:
     waiting: deque[LabelledRow] = field(default_factory=deque)
 
     def reading(self, rows: Iterable[LabelledRow]) -> Iterator[LabelledRow]:
-        """The same rows, each of which waits for its answer from now on."""
+        """Yield the rows, and put each into the queue of rows that wait for an answer."""
         for row in rows:
             self.waiting.append(row)
             yield row
@@ -159,7 +159,7 @@ def _answers(lines: str) -> Iterator[Any]:
 
 
 def as_text(value: Any, *, digits: int | None = None) -> str:
-    """A value in a cell of text: nothing for a missing one, JSON for numbers, truth values, lists and objects.
+    """A value as the text of a cell: "" if it is missing, JSON for numbers, truth values, lists and objects.
 
     digits: of a number with a fraction; None: all.
     """
@@ -193,7 +193,7 @@ def _json_line(row: dict[str, Any]) -> str:
 
 
 def _parquet(names: Sequence[str], types: Sequence[Any], rows: Sequence[Sequence[Any]]) -> bytes:
-    """A Parquet file. `types`: of the first columns; None: that of the values, text where these have several."""
+    """A Parquet file. `types`: of the first columns; None: the values' type, text if they have several."""
     import pyarrow as pa
     from pyarrow.parquet import write_table
 

@@ -89,7 +89,7 @@ class Choice:
 
 
 def hold_back(totals_SGwk: np.ndarray, tokens_SGwk: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
-    """Rule out `tokens`, except in a group that would have nothing left."""
+    """Rule out `tokens`, except in a group without other candidates."""
     held_SGwk = np.where(np.isin(tokens_SGwk, tokens), NEVER, totals_SGwk)
     empty_SG11 = (held_SGwk == NEVER).all((2, 3), keepdims=True)
     return np.where(empty_SG11, totals_SGwk, held_SGwk)

@@ -191,7 +191,7 @@ class BeamState:
         return values, own, ids.astype(np.int64)
 
     def _blocked(self, choice: Choice) -> np.ndarray:
-        """Groups [S, G] with live hypotheses and no possible token, of sentences with nothing finished."""
+        """Groups [S, G] that have live hypotheses but no possible token, in sentences without a finished hypothesis."""
         live_SG = (self._totals_SGw > NEVER).any(-1)
         offered_SG = (choice.totals_SGc > NEVER).any(-1)
         empty_S1 = self.finished.counts[self._sentences_S].sum(-1, keepdims=True) == 0
@@ -279,7 +279,7 @@ def _pick(values_SGx: np.ndarray, index_SGy: np.ndarray) -> np.ndarray:
 
 
 def _append(values_SbT: np.ndarray, parents_Sb: np.ndarray, newest_SGw: np.ndarray) -> np.ndarray:
-    """Each beam's values: those of its parent and a further one."""
+    """Each beam's values: its parent's, and the newest."""
     inherited_SbT = np.take_along_axis(values_SbT, parents_Sb[:, :, None], 1)
     return np.concatenate((inherited_SbT, newest_SGw.reshape(*parents_Sb.shape, 1)), -1)
 

@@ -62,7 +62,7 @@ class GraphDecoder:
         """Called with a new cache, whose tensors never move."""
 
     def begin(self, cache: AnyCache, *, capacity: int, beams: int = 1) -> BucketedCache:
-        """The cache of steps after a prefill, in which every row becomes a sentence of `beams` equal rows.
+        """The cache of the steps after a prefill; every row becomes a sentence of `beams` equal rows.
 
         capacity: maximum number of slots, with the slots of the prefill.
         """
@@ -177,7 +177,7 @@ class RecordedDecoder(GraphDecoder):
 
 
 def record(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """A function that repeats what `run` does to the same memory, as a CUDA graph; recording executes nothing."""
+    """Record `run` as a CUDA graph, without executing it; returns a function that replays it on the same memory."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         written = run()

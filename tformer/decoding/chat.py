@@ -35,7 +35,7 @@ class Conversation:
     def answer(
         self, text: str, *, on_piece: Callable[[str], None] = lambda piece: None, should_stop: ShouldStop = never
     ) -> str:
-        """The answer to a message; both are kept. on_piece: called with each piece of it as it is written.
+        """Answer a message, and keep both. on_piece: called with each written piece of the answer.
 
         An answer that `should_stop` ends is kept as far as it was written. Raises InputError, and keeps nothing, for a
         message that the template refuses, or that is longer than the model reads.

@@ -276,7 +276,7 @@ def _prefill(
 def _in_buckets(
     model: Transformer, cache: ModelCache, *, steps: int, full: ModelCache | BucketedCache | None = None
 ) -> ModelCache | BucketedCache:
-    """The cache for the steps after a prefill: the same, or the one of compiled steps (that of `full`)."""
+    """The cache for the steps after a prefill: `cache` itself, or a cache of compiled steps (`full` if it is one)."""
     if model.compiled_decoder is None:
         return cache
     capacity = min(model.longest_target, cache.length + steps)

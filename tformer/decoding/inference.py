@@ -42,7 +42,7 @@ QUANTIZE: tuple[Quantize, ...] = get_args(Quantize)
 
 
 def inference_dtype(precision: str, *, trained_in: str, device: torch.device) -> torch.dtype:
-    """The dtype of `fp32`, `bf16`, `fp16`, or `auto`: that of training (`trained_in`) where the device supports it.
+    """The dtype of `fp32`, `bf16`, `fp16`, or `auto`: the training's (`trained_in`) if the device supports it.
 
     A CPU supports fp32, and bf16 when it has the instructions; without them bf16 is slower, not faster.
     Raises InputError for another name.
@@ -95,7 +95,7 @@ def decoding_dtype(
 def _seconds_of_products(
     kernels: Kernels | None, shape: tuple[int, int], dtype: torch.dtype, x_dtype: torch.dtype, kind: Quantize, rows: int
 ) -> tuple[float, float]:
-    """(seconds as it is, in 8 or 4 bits) of a product of `rows` rows with a weight of this shape."""
+    """Seconds of a product of `rows` rows with a weight of this shape: (unquantized, in 8 or 4 bits)."""
     weight, x = torch.full(shape, 0.5, dtype=dtype), torch.ones(rows, shape[1], dtype=x_dtype)
     plain = prepare_product(weight, None, "none", kernels=kernels, rows=rows)
     narrow = prepare_product(weight, None, kind, kernels=kernels, rows=rows)
@@ -132,7 +132,7 @@ def _note_on_quantizing(
 
 @cache
 def _speedup_of_bf16_weights(kernels: Kernels, rows: int) -> float:
-    """How many times as fast a product of few rows is here with its weight in bf16, beside x in fp32."""
+    """Speed-up of a product of few rows, x in fp32, by a weight in bf16 on this machine."""
     weight = torch.full(PROBE_SHAPE, 0.5)
     x = torch.ones(rows, PROBE_SHAPE[1])
     wide = prepare_product(weight, None, "none", kernels=kernels, rows=rows) or partial(F.linear, weight=weight)
@@ -220,7 +220,7 @@ def prepare_inference(
 
 
 def missing_kernels() -> str:
-    """What to do where something needs C kernels and there are none."""
+    """Hint for an option that needs C kernels where there are none."""
     need = "mount /proc" if library.state() == library.NO_PROC else f"install a C compiler ({INSTALL})"
     return f"{need}, or leave it out"
 

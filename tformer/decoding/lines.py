@@ -175,7 +175,7 @@ class LineWindow:
 
 
 def prompt_window(text: str, *, task_prefix: str = "", prefix: str | None = None) -> LineWindow:
-    """The one source of `--prompt`, with the beginning of its target."""
+    """A window with the source of `--prompt` and the beginning of its target."""
     places = Places(lambda row: "--prompt", lambda row: "--target-prefix")
     return LineWindow(0, [text], [with_prefix(task_prefix, text)], None if prefix is None else [prefix], places)
 

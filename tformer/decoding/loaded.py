@@ -50,7 +50,7 @@ def require_same_vocabularies(ensemble: Sequence[Loaded]) -> None:
 
 
 def choose_languages(loaded: Loaded, source: str | None, target: str | None) -> None:
-    """Set the languages of a model whose vocabulary has a token for each (M2M100, NLLB, mBART); None: as it is.
+    """Set the languages of a model with a token for each (M2M100, NLLB, mBART); None: unchanged.
 
     Args:
         source: stands in the template of sources in the place of another language.

@@ -290,7 +290,7 @@ class GenerateOptions(ReadsTexts):
         return self.greedy or self.temperature == 0
 
     def engine(self, generation: Generation, *, encoder_decoder: bool) -> Literal["sample", "beam"]:
-        """How the model is decoded.
+        """The way of decoding: sampling or beam search.
 
         Encoder-decoder: by beam search (a beam of 1 is greedy) unless sampling options are given. Decoder-only: by
         sampling unless its recipe or an option sets a beam of more than 1.
@@ -359,6 +359,6 @@ class GenerateOptions(ReadsTexts):
 
 @cache
 def _facts_of_fields() -> dict[str, tuple[Any, ...]]:
-    """What the declaration of each field says of it, by its name."""
+    """The facts in the declaration of each field, by its name."""
     hints = hints_of(GenerateOptions)
     return {name: facts_of(hint) for name, hint in hints.items()}

@@ -25,7 +25,7 @@ NUMBERS = ("score", "logprob")
 
 
 def generated_document(index: int, prompt: str, completions: list[Generated]) -> dict[str, Any]:
-    """The JSON of one prompt. `text`, `logprobs` and `finish_reason` are those of the first completion."""
+    """The JSON of one prompt. `text`, `logprobs` and `finish_reason` are the first completion's."""
     first = completions[0]
     return {
         "index": index,
@@ -94,7 +94,7 @@ def translation_document(
     tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
     logprobs: bool = False,
 ) -> dict[str, Any]:
-    """The JSON of one input. `text`, `score`, `finish_reason` and `logprobs` are those of the best completion.
+    """The JSON of one input. `text`, `score`, `finish_reason` and `logprobs` are the best completion's.
 
     source: what the model read, where that is not the prompt alone.
     logprobs: whether each id has its log-probability; None for the ids of a target prefix.

@@ -59,7 +59,7 @@ def encode_prompts(
 
 
 def encode_continuation(tokenizer: Tokenizer, prompt: str, text: str, *, most: int | None = None) -> list[int]:
-    """The ids of a text that follows a prompt, after those of `encode_prompt`.
+    """The ids of a text that follows a prompt, to append to the ids of `encode_prompt`.
 
     Both are encoded as one text where that begins with the prompt's own ids, so that a word at the joint is spelled as
     inside a text; else the text is encoded alone (its first letters would have changed the prompt's last token).

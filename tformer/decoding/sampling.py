@@ -74,13 +74,13 @@ def repeated_ngrams(tokens_BT: np.ndarray, n: int) -> list[list[int]]:
 
 
 def block_repeated_ngrams(logits_BV: Tensor, tokens_BT: np.ndarray, n: int, *, exempt: Sequence[int]) -> Tensor:
-    """Rule out the tokens of `repeated_ngrams`; a row in which nothing would be left stays as it was."""
+    """Rule out the tokens of `repeated_ngrams`; a row without other tokens is unchanged."""
     banned = repeated_ngrams(tokens_BT, n)
     return block_tokens(logits_BV, [[token for token in ids if token not in exempt] for ids in banned])
 
 
 def block_tokens(logits_BV: Tensor, banned: Sequence[Sequence[int]]) -> Tensor:
-    """Rule out `banned[row]` in each row; a row in which nothing would be left stays as it was."""
+    """Rule out `banned[row]` in each row; a row without other tokens is unchanged."""
     rows = [row for row, ids in enumerate(banned) for _ in ids]
     if not rows:
         return logits_BV

@@ -245,7 +245,7 @@ class Scheduler:
         on_token: OnToken | None = None,
         should_stop: ShouldStop = never,
     ) -> Iterator[list[Generated]]:
-        """The completions of each prompt, in order, as soon as they are done; the arguments are those of `generate`.
+        """Yield the completions of each prompt, in order, as soon as they are done; arguments as for `generate`.
 
         Once `should_stop` is true, those that are not done have the finish reason `interrupted`.
         """
@@ -357,7 +357,7 @@ class Scheduler:
         return len(ids)
 
     def _read_chunk(self, text: _Text, most: int) -> int:
-        """Read up to `most` tokens of a text, after those that another text begins with too; how many."""
+        """Read up to `most` tokens of a text, after copying a beginning of another text; returns their number."""
         ids = text.ids
         text.cache = text.cache or self._new_cache(len(ids))
         lengths = [(_common(ids[:-1], each.ids), each) for each in (*self._kept, *self._reading) if each is not text]

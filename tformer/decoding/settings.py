@@ -106,7 +106,7 @@ class DecodingSettings:
 
 @dataclass(frozen=True)
 class GenerationSettings(DecodingSettings):
-    """How tokens are sampled and when a completion ends.
+    """Settings of sampling and of the end of a completion.
 
     `context` is the policy for a sequence that outgrows the model's `max_seq_len` (also for position kinds without a
     limit, so that all models behave alike):
@@ -129,7 +129,7 @@ class GenerationSettings(DecodingSettings):
 
     @property
     def greedy(self) -> bool:
-        """True when every token is the most probable one: nothing is drawn."""
+        """True if every token is the most probable one, without a draw."""
         return self.temperature == 0 or self.top_k == 1
 
     @classmethod
@@ -144,7 +144,7 @@ class GenerationSettings(DecodingSettings):
 
 @dataclass(frozen=True)
 class BeamSettings(DecodingSettings):
-    """How hypotheses are searched, scored and finished.
+    """Settings of beam search: search, scores and end of hypotheses.
 
     `stopping`: when a sentence is done before its length limit. `beam`: `beam_size` hypotheses have finished.
     `heuristic`: and no live hypothesis would displace the `beam_size`-th best if it ended now (its sum over the penalty
@@ -168,7 +168,7 @@ class BeamSettings(DecodingSettings):
     diversity_penalty: row.DiversityPenalty = DEFAULT.diversity_penalty  # 0: off
 
     def penalty(self, length: int) -> float:
-        """What the sum of log-probabilities is divided by; `length`: number of new tokens."""
+        """The divisor of the sum of log-probabilities; `length`: number of new tokens."""
         return length_penalty(length + self.counted_start, alpha=self.length_penalty, kind=self.length_penalty_type)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What the options of `tformer generate` do with loaded models: prepare them, and write samples or searched texts.
+"""Work of `tformer generate` on loaded models: prepare them, and write sampled or searched texts.
 
 The command shows the results line by line; the Python API returns them.
 """
@@ -119,7 +119,7 @@ def fills_masks(loaded: Loaded) -> bool:
 
 
 def candidates_of_a_mask(options: GenerateOptions) -> int:
-    """How many tokens to show for each mask. Raises InputError for an option that has no meaning for masks."""
+    """Number of tokens to show for each mask. Raises InputError for an option without meaning for masks."""
     refused = [name for name in options.given(*Use) if name != "--top-k"]
     refused += ["--compile"] if options.compile == "on" else []
     if refused:
@@ -137,9 +137,9 @@ def candidates_of_a_mask(options: GenerateOptions) -> int:
 
 @dataclass
 class Reach:
-    """Counts texts, and those that read learned positions which the run of a model did not train.
+    """Counts texts, and the texts that read learned positions untrained by a model's run.
 
-    counts: the latter, by the note on these positions.
+    counts: texts that read them, by the note on these positions.
     """
 
     models: Sequence[Loaded] = ()

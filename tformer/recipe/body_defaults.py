@@ -50,7 +50,7 @@ and its adapters have more to learn. Published for width 768: 2e-5 to 5e-5 (BERT
 
 
 def follow_body(recipe: Recipe, origins: Mapping[str, str], *, imported: bool, own: str) -> tuple[Recipe, str | None]:
-    """The recipe with what suits its body, and the line that says so; None where nothing changes.
+    """The recipe with the values that suit its body, and a line that names them; None if no value changes.
 
     Args:
         origins: those of `Resolved`. What a flag, `--set` or a file gives stays; where all weights are trained, a given
@@ -86,7 +86,7 @@ def follow_body(recipe: Recipe, origins: Mapping[str, str], *, imported: bool, o
 
 
 def _suits_embeddings(recipe: Recipe, origins: Mapping[str, str], own: str) -> bool:
-    """Whether texts are labelled, for which it was measured, and no user said what has adapters."""
+    """Whether to train the embeddings too: texts with labels (measured), and no adapters chosen by the user."""
     chosen = (origins[f"lora.{key}"] for key in ("targets", "train"))
     is_default = all(origin.startswith((DEFAULT.label, "preset ", own)) for origin in chosen)
     labels = recipe.objectives[0].objective.head.label_kind

@@ -30,7 +30,7 @@ def check_recipe(recipe: Recipe) -> list[str]:
 
 
 def contradictions(recipe: Recipe) -> Iterator[Problem]:
-    """Keys with which nothing can be trained."""
+    """Problems: keys that contradict one another."""
     model = recipe.model
     target = "max_seq_len" if model.max_target_len is None else "max_target_len"
     for name, limit in (("seq_len", "max_seq_len"), ("target_seq_len", target)):

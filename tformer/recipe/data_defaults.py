@@ -309,7 +309,7 @@ SMALL_TEXT_MEGABYTES = 2.0
 
 
 def _running_text(survey: CorpusSurvey) -> DataChoice | None:
-    """Language models of little text: a piece would occur too rarely to be learned."""
+    """Values for language models of little text: characters, since each piece would occur too rarely to be learned."""
     if survey.megabytes > SMALL_TEXT_MEGABYTES:
         return None
     values = {

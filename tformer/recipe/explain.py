@@ -1,4 +1,4 @@
-"""What a key of the recipe means: its type, default, meaning and papers, and the presets that set it.
+"""Explanations of recipe keys: type, default, meaning and papers, and the presets that set the key.
 
 Everything comes from the schema: the comments beside the fields, the docstrings of their classes, and the arXiv ids
 that these name.
@@ -36,7 +36,7 @@ ARXIV = re.compile(r"\b\d{4}\.\d{4,5}\b")
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is known of one key. A path has several when kinds differ in its type, default or meaning.
+    """Explanation of one key. A path has several if kinds differ in its type, default or meaning.
 
     Attributes:
         kinds: the kinds that have the key; empty: it belongs to no kind.

@@ -193,7 +193,7 @@ def nearest_divisor(number: int, wanted: float) -> int:
 
 
 def _tied_init(draft: Draft, below: Draft) -> Iterator[str]:
-    """A table with the standard deviation of an untied one would give each input token itself as the prediction."""
+    """Adapt the embedding's standard deviation to a tied output: an untied one's would predict the input itself."""
     tie, std = ("model", "tie", "output"), ("model", "init", "embedding_std")
     stated = value_at(std, draft.data)
     if value_at(tie, below.data) is not False or value_at(tie, draft.data) is not True:

@@ -128,7 +128,7 @@ class Draft:
         self.assign(dotted, value, SET)
 
     def origin_of(self, path: KeyPath) -> Origin:
-        """The origin of the value at `path`, or else that of the mapping or list around it."""
+        """The origin of the value at `path`, else of the mapping or list around it."""
         while path and path not in self.origins:
             path = path[:-1]
         return self.origins.get(path, DEFAULT)

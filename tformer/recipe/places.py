@@ -17,7 +17,7 @@ KEYS = ("path", "source_path", "target_path")
 
 
 def start_folder(recipe: Any) -> str | None:
-    """The current folder if a path in a recipe (as plain data) starts there, else the one that it has."""
+    """The current folder if a recipe (as plain data) has a relative path, else the recipe's own folder."""
     return os.getcwd() if any(map(_is_relative, _paths_in(recipe))) else recipe["data"]["folder"]
 
 

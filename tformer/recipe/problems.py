@@ -69,7 +69,7 @@ def unusable_values(data: Any, path: KeyPath = ()) -> Iterator[Problem]:
 
 
 def problems_of(error: ValidationError, data: dict[str, Any]) -> list[Problem]:
-    """pydantic's errors about `data` as one problem for each path; those of a union's members are combined."""
+    """pydantic's errors about `data` as one problem for each path; errors of a union's members are combined."""
     expected: dict[KeyPath, list[str]] = {}
     problems: dict[KeyPath, Problem] = {}
     for entry in error.errors(include_url=False):

@@ -114,7 +114,7 @@ class Recipe(Section):
 
     @property
     def data_kind(self) -> DataKind:
-        """The kind of training data: that of the last objective, because one beside another needs more."""
+        """The kind of training data, from the last objective: one beside another needs more."""
         return self.objectives[-1].objective.data
 
     @property

@@ -35,7 +35,7 @@ MISSING = dataclasses.MISSING
 
 @cache
 def fields_of(section: Any) -> dict[str, SchemaField]:
-    """The keys of a section or options class, as they are written in YAML."""
+    """The fields of a section or options class by their keys in YAML."""
     if issubclass(section, BaseModel):
         return {
             field.alias or name: SchemaField(field.annotation, _plain(field.get_default(call_default_factory=True)))

@@ -40,7 +40,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=False)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with these values, which are not validated; numbers of numpy become Python's."""
+        """A copy with these values, without validation; numbers of numpy become Python's."""
         plain = {name: python_value(value) for name, value in (update or {}).items()}
         return super().model_copy(update=plain, deep=deep)
 
@@ -115,7 +115,7 @@ class Data(Section):
 
     @property
     def reading(self) -> Reading:
-        """How files are read. Raises InputError for an unknown encoding or delimiter."""
+        """The settings for reading files. Raises InputError for an unknown encoding or delimiter."""
         return Reading(self.errors, self.encoding, self.delimiter, self.bad_rows, self.quotes)
 
 
@@ -129,7 +129,7 @@ class ParameterGroup(Section):
 
 
 class Optimizer(Section):
-    """The optimizer; `lr` is the maximum rate, with `muon` that of the hidden matrices, `adam_lr` of all others."""
+    """The optimizer; `lr` is the maximum rate. With `muon` it is for the hidden matrices, `adam_lr` for all others."""
 
     kind: OptimizerName = "adamw"
     lr: PositiveFloat = 3.0e-4  # maximum learning rate
@@ -200,7 +200,7 @@ class EarlyStopping(Section):
 
 
 class Parallelism(Section):
-    """How several processes share the training (`train --devices`); one process reads none of it."""
+    """Settings of several processes (`train --devices`); one process reads none of them."""
 
     # ddp: each process holds all weights; fsdp: a part of them (arXiv 2304.11277)
     kind: Literal["ddp", "fsdp"] = "ddp"

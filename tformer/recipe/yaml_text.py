@@ -69,7 +69,7 @@ def read_yaml(path: Path, *, name: str | None = None) -> Document:
 
 
 def parse_yaml(text: str, *, name: str) -> Document:
-    """Parse a text with a mapping at the top. Keys are always text; a value's line is that of its key."""
+    """Parse a text with a mapping at the top. Keys are always text; a value has the line number of its key."""
     value, lines = _Parser(text, name).document()
     if not isinstance(value, dict):
         found = describe(value) if text.strip() else "an empty file"
@@ -235,7 +235,7 @@ def _item_lines(element: Any, path: KeyPath, comment: Comment | None) -> list[Li
 
 
 def _on_one_line(start: str, item: Any, path: KeyPath, comment: Comment | None) -> bool:
-    """Whether a value is written on its key's line: with comments, leaves and lists of scalars; else what fits."""
+    """Whether to write a value on its key's line: with comments leaves and lists of scalars, else whatever fits."""
     if not item or not isinstance(item, dict | list):
         return True
     if comment is not None:
