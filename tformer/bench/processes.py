@@ -191,7 +191,7 @@ def race(
 def _take_turns(
     measurement: str, contenders: Sequence[Mapping[str, Any]], *, repeats: int, limits: dict[str, Any]
 ) -> tuple[list[RacedRow], list[int]]:
-    """A row for each contender, and the indices of those that ran out of memory beside others."""
+    """A row for each contender, and the indices of contenders that ran out of memory beside others."""
     running: list[MeasuringProcess] = []
     crowded: list[int] = []
 

@@ -39,7 +39,7 @@ def bullets(lines: Sequence[str]) -> str:
 
 
 def row_line(row: Row) -> str:
-    """What is said when a row was measured."""
+    """A line on a measured row."""
     speed = row.failed if row.failed is not None else f"{row.tokens_per_second:,.0f} tokens/s"
     return f"{row.entry.label}, batch {row.batch_size}: {speed}"
 
@@ -68,7 +68,7 @@ def document(bench: SpeedBench, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _row_document(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
-    """One row. Every row has all keys; what is unknown or does not apply is None."""
+    """One row with all keys; None where a value is unknown or does not apply."""
     measured, cost, line = row.failed is None, row.cost, row.roofline
     memory = cost["memory"] if cost is not None and measured and row.is_ours else None
     return {
@@ -107,7 +107,7 @@ def best_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def ratios(row: Row, others: Sequence[Row]) -> dict[str, float]:
-    """How many times as fast as each other contender (`library precision`) this one is."""
+    """Speed as a multiple of each other contender's (`library precision`)."""
     return {
         other.entry.label: row.tokens_per_second / other.tokens_per_second
         for other in others

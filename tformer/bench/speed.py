@@ -58,7 +58,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class SpeedBench:
-    """What to measure, with everything decided; it travels to other processes as JSON.
+    """A resolved measurement; it is sent to other processes as JSON.
 
     Attributes:
         model: the model's name in a report.

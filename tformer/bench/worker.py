@@ -82,7 +82,7 @@ def _next_request() -> dict[str, Any]:
 
 
 def reason_of(error: Exception) -> str:
-    """What went wrong, in one line."""
+    """The reason of a failure in one line."""
     if isinstance(error, TformerError):
         return error.message
     text = str(error).splitlines()[0] if str(error) else ""

@@ -46,7 +46,7 @@ def render(report: AttributionReport, format_: str, *, model: Identity, command:
 
 
 def plots_of(report: AttributionReport) -> list[Plot]:
-    """Of an image its patches by each method; of one answer all methods by token; else a map of answers and tokens."""
+    """Plots of a report: an image's patches by each method, one answer's tokens by method, or answers by tokens."""
     plots: list[Plot] = []
     answers = [_what(report, n) for n in range(len(report.targets))]
     about = "; ".join((attribution_lines if len(answers) == 1 else gap_lines)(report))
@@ -106,7 +106,7 @@ def attribution_lines(report: AttributionReport) -> Iterator[str]:
 
 
 def gap_lines(report: AttributionReport) -> Iterator[str]:
-    """What integrated gradients miss, where they were computed."""
+    """A line with the largest gap of integrated gradients, if they were computed."""
     if (gaps := report.gaps) is not None:
         shares = np.abs(gaps) / np.maximum(np.abs(report.changes), 1e-12)
         worst = int(shares.argmax())

@@ -28,7 +28,7 @@ Rows = list[tuple[Any, ...]]
 
 
 def described(report: EmbeddingReport) -> str:
-    """What is shown, the variance of two components, and how near is measured."""
+    """A line on the vectors shown, the variance of two components, and the measure of nearness."""
     count, of = f"{len(report.shown):,}", f" of {len(report.names):,}" if len(report.shown) < len(report.names) else ""
     shares = "components 1 and 2 have {:.1%} and {:.1%} of the variance".format(*report.explained)
     near = "nearest by cosine" + (", the mean of the table subtracted" if report.centred else "")
@@ -36,7 +36,7 @@ def described(report: EmbeddingReport) -> str:
 
 
 def neighbour_rows(report: EmbeddingReport) -> Rows:
-    """A heading, then the neighbours of each row asked for, the nearest first."""
+    """A heading, then the neighbours of each chosen row, the nearest first."""
     found: Rows = [("name", "id", "rank", "nearest", "nearest_id", "cosine")]
     each = zip(report.asked.tolist(), report.neighbours.tolist(), report.cosines.tolist(), strict=True)
     for row, near, cosines in each:
@@ -53,7 +53,7 @@ def point_rows(report: EmbeddingReport) -> Rows:
 
 
 def as_json(report: EmbeddingReport, *, model: Identity) -> str:
-    """One document: the points that are shown, and the neighbours of the rows asked for."""
+    """One document: the points that are shown, and the neighbours of the chosen rows."""
     points, near = (
         [dict(zip(names, row, strict=True)) for row in rows]
         for names, *rows in (point_rows(report), neighbour_rows(report))
@@ -63,7 +63,7 @@ def as_json(report: EmbeddingReport, *, model: Identity) -> str:
 
 
 def as_csv(report: EmbeddingReport) -> str:
-    """The neighbours of the rows asked for; without any, the points."""
+    """The neighbours of the chosen rows; without chosen rows, the points."""
     return csv_text(neighbour_rows(report) if len(report.asked) else point_rows(report))
 
 
@@ -75,7 +75,7 @@ def as_text(report: EmbeddingReport) -> str:
 
 
 def plots_of(report: EmbeddingReport) -> list[Plot]:
-    """The points of the first two components; rows asked for and their neighbours have colours and names."""
+    """The points of the first two components; chosen rows and their neighbours have colours and names."""
     number_of = {row: number for number, row in enumerate(report.shown.tolist())}
     few = len(number_of) <= MOST_NAMED
 
@@ -92,7 +92,7 @@ def plots_of(report: EmbeddingReport) -> list[Plot]:
 
 
 def render(report: EmbeddingReport, *, title: str, notes: Iterable[str] = ()) -> str:
-    """The page as text: all points; the neighbours of all where that is quick and small, else of those asked for."""
+    """The page as text: all points, with the neighbours of all if that is quick and small, else of the chosen rows."""
     rows, near, cosines, most = report.asked, report.neighbours, report.cosines, report.neighbours.shape[1]
     drawn = np.array(list(dict.fromkeys([*report.shown.tolist(), *rows.tolist()])))
     work = len(drawn) * len(report.names) * (report.vectors.shape[1] + CHOICE_WORK)

@@ -35,7 +35,7 @@ def draw_report(report: dict[str, Any], output: Output | None) -> dict[str, Any]
 
 
 def plots_of(report: Mapping[str, Any]) -> list[Plot]:
-    """The plots of what a report has."""
+    """Plots of a report: confusion matrix, curves, loss by position or length, those that it has."""
     plots: list[Plot] = []
     if (curves := report.get("curves")) is not None:
         if "confusion" in report:
@@ -58,7 +58,7 @@ def plots_of(report: Mapping[str, Any]) -> list[Plot]:
 
 
 def calibration(curves: Mapping[str, Mapping[str, list[float]]], *, bins: int) -> Lines:
-    """How often the most probable answer is right against its probability, by the names of curves."""
+    """Calibration: share of right answers against the probability of the most probable answer, for each curve."""
     lines = [_line(name, found["confidence"], found["accuracy"]) for name, found in curves.items()]
     about = f"{bins} equal bins of probability: below the diagonal the model is too sure."
     return Lines("probability", "share that is right", [*lines, _line("perfect", [0, 1], [0, 1])], points=True,

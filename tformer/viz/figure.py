@@ -206,7 +206,7 @@ def _lines(figure: Any, axes: Any, plot: Lines, *, bar: bool) -> None:
 
 
 def _ramped(figure: Any, axes: Any, plot: Lines, ramp: Ramp, *, bar: bool) -> None:
-    """Many lines as one collection, very many as an image: drawn one by one they would take seconds."""
+    """Draw many lines as one collection, very many as an image; one by one they take seconds."""
     pieces = [np.column_stack((line.x, line.y)) for line in plot.lines]
     colours = [to_hex(plot.colour(number)) for number in range(len(pieces))]
     if len(pieces) > MANY_LINES and not (plot.log_x or plot.log_y):

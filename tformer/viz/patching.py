@@ -123,12 +123,12 @@ def ablation_plots(report: AblationReport) -> list[Plot]:
 
 
 def change(report: AblationReport, part: Ablation) -> float:
-    """The loss without a part minus that of the whole model."""
+    """The loss without a part minus the whole model's loss."""
     return part.metrics["loss"] - report.whole["loss"]
 
 
 def ablation_table(report: AblationReport) -> list[tuple[str, ...]]:
-    """A row for each part, the one whose absence costs most first."""
+    """A row for each part, sorted by the loss that its absence adds, the largest first."""
     accurate = "accuracy" in report.whole
     rows = [("part", "stack", "loss", "added", *(("accuracy",) if accurate else ()))]
 

@@ -204,7 +204,7 @@ class Heat:
 
 
 def counted_heat(values: Numbers, *facts: Any, **named: Any) -> Heat:
-    """A heat map whose rows and columns count from 0; the other arguments are those of `Heat`, in its order."""
+    """A heat map with rows and columns counted from 0; other arguments as for `Heat`, in its order."""
     rows, columns = map(range, values.shape)
     return Heat(values, rows, columns, *facts, **named)
 

@@ -79,7 +79,7 @@ def most_bits(reports: Sequence[TokenReport]) -> float:
 
 
 def as_document(reports: Sequence[TokenReport], *, hardest: int) -> dict[str, Any]:
-    """Of each run summary, calibration, hardest tokens and, of a text, every token; the common segments of two runs."""
+    """One document: for each run summary, calibration, hardest tokens and a text's tokens; segments of two runs."""
     runs: list[dict[str, Any]] = []
     for name, report in zip(names_of(reports), reports, strict=True):
         runs.append(

@@ -89,7 +89,7 @@ class Contender(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Build the model and whatever is made once; not timed. Raises ValueError for what it cannot do."""
+        """Build the model and other objects, untimed. Raises ValueError for an unsupported setting."""
 
     @abstractmethod
     def run(self) -> int:

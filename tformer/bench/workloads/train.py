@@ -75,7 +75,7 @@ def _has_random_data(objective: type[Objective]) -> bool:
 
 
 def _needs_special_ids(task: Task) -> bool:
-    """Whether an objective reads something else than windows of plain text."""
+    """Whether an objective reads other data than windows of plain text."""
     return any(options.objective.data != "text" for options in task.recipe.objectives)
 
 

@@ -111,7 +111,7 @@ def names_of(side: Side) -> list[str]:
 
 
 def points_of_name(count: int, inches: float) -> float:
-    """Font size at which so many names fill an axis."""
+    """Font size at which `count` names fill an axis of `inches`."""
     return 0.9 * 72 * inches / count
 
 

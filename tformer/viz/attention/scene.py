@@ -196,7 +196,7 @@ class Scene:
         )
 
     def matrices(self, attention: Attention, view: str) -> list[Matrix]:
-        """What a view shows of an attention after `changes`: the matrix of each head, or the rollout."""
+        """Matrices of a view after `changes`: one for each head, or the rollout."""
         if view != "rollout":
             return [
                 Matrix(

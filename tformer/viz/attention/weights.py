@@ -121,7 +121,7 @@ def _check_range(option: str, numbers: Sequence[int] | None, count: int, found: 
 
 
 def num_cells(loaded: Loaded, reading: Reading, kind: Kind, chosen: Chosen) -> int:
-    """The number of weights that would be shown; needs no forward pass."""
+    """The number of weights to show, computed without a forward pass."""
     modules = modules_of(loaded, kind)
     layers = range(len(modules)) if chosen.layers is None else chosen.layers
     heads = sum(len(_heads(layer, modules[layer].num_heads, chosen)) for layer in layers)
@@ -130,7 +130,7 @@ def num_cells(loaded: Loaded, reading: Reading, kind: Kind, chosen: Chosen) -> i
 
 
 def axes_of(reading: Reading, kind: Kind) -> tuple[Side, Side]:
-    """Tokens of the queries and of the keys: in cross-attention those of the decoder and of the encoder."""
+    """Tokens of the queries and of the keys; in cross-attention the decoder's and the encoder's."""
     if kind == "cross":
         return reading.sides["decoder"], reading.sides["encoder"]
     return reading.sides[kind], reading.sides[kind]

@@ -139,7 +139,7 @@ def signs(text: str) -> str:
 
 
 def plots_of(report: LensReport, view: str) -> list[Plot]:
-    """What a picture shows: measures of each layer and position, or the parts of the last shown position."""
+    """Plots of a picture: measures of each layer and position, or the parts of the last shown position."""
     if view == "parts":
         return [_plot_of_parts(report)]
     lens, rows = report.lens, report.lens.rows

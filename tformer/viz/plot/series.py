@@ -201,7 +201,7 @@ def is_noisy(metric: str, split: str) -> bool:
 
 
 def metrics_of(runs: Iterable[Run]) -> Choices:
-    """{metric: splits with it}: metrics of the model first, those of the training last."""
+    """{metric: splits with it}: the model's metrics first, the training's last."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
         for split, track in run.tracks.items():
