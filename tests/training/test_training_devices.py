@@ -22,7 +22,6 @@ from tformer.support.errors import InputError, cannot_write
 from tformer.training import saving, session
 from tformer.training.assemble import PlannedBatches
 from tformer.training.loop import Trainer
-from tformer.workers import launch
 
 Cli = Callable[..., Any]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc")
@@ -33,9 +32,8 @@ PLAIN = ("--lr", "0.003", "--set", "model.decoder.dropout=0", "--set", "model.de
 
 
 @pytest.fixture(autouse=True)
-def _all_processes_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _all_processes_end() -> Iterator[None]:
     """No process outlives its test, and a test that hangs ends."""
-    monkeypatch.setattr(launch, "END_SECONDS", 1.0)
     with ends_within(LIMIT_SECONDS):
         yield
 
@@ -206,7 +204,9 @@ def test_memory_that_runs_out_in_one_process_ends_all_with_5(train: Cli, monkeyp
     assert outcome.code == 5 and "error: rank 1: out of memory" in outcome.err
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_named(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the 30 seconds of torchrun's library; the quick twin is `test_the_failure_that_ended_a_group`."""
     at_step(monkeypatch, 3, 1, lambda: time.sleep(LIMIT_SECONDS))
     outcome = train("--out", "run", "--devices", 2, "--set", "training.parallel.timeout_minutes=0.02")
     assert outcome.code == 1 and "error: rank 1: this process does not answer" in outcome.err

@@ -8,7 +8,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -121,10 +121,8 @@ class StopFlag:
 
     def __enter__(self) -> StopFlag:
         _reserve_cpu_seconds()
-        for number in self.SIGNALS:
-            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-                continue  # nohup: the work goes on when the terminal closes
-            self._previous[number] = signal.signal(number, self._handle)
+        for number, handler in self.handlers().items():
+            self._previous[number] = signal.signal(number, handler)
         return self
 
     def __exit__(
@@ -135,6 +133,11 @@ class StopFlag:
             signal.signal(number, handler)
         if isinstance(error, Interrupted) and self.signal_number is not None:
             error.exit_code = 128 + self.signal_number  # the code that polled sees only the flag, not the signal
+
+    def handlers(self) -> dict[signal.Signals, Callable[[int, FrameType | None], None]]:
+        """The signals that become a flag, each with its handler."""
+        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # nohup: the work goes on when the terminal closes
+        return {number: self._handle for number in self.SIGNALS if number != signal.SIGHUP or not ignored}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.signal_number is not None:

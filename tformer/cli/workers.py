@@ -85,7 +85,7 @@ def run_in_workers(
         reporting,
         # Workers can be copies of this process on Linux, without GPUs, whose driver does not survive a fork.
         forks=sys.platform == "linux" and (device == "cpu" or torch.cuda.device_count() == 0),
-        signal_number=lambda: stop.signal_number if stop.should_stop() else None,
+        signals=stop.handlers(),
         max_restarts=max_restarts,
         note=lambda text: console.print(text, markup=False),
         how_to_continue=_how_to_continue,

@@ -45,9 +45,6 @@ from tformer.training.state import LossScaler, RunningSums, TrainerState
 MAX_SKIPPED_IN_A_ROW = 3
 """Consecutive steps without a finite gradient that end the run; fewer are skipped and counted."""
 
-SAVE_SECONDS = 600.0
-"""Time that a save, or the first compiled step, may take after a signal before the launcher kills the processes."""
-
 STEPS_BEFORE_FORECAST, FORECAST_SECONDS = 4, 2.0
 """Minimum of steps of this process, and of their time, after which the time of the others is foreseen."""
 
@@ -101,7 +98,6 @@ class Hooks:
     should_stop: Callable[[], bool] = lambda: False
     check_data: Callable[[], None] = lambda: None  # raises InputError once the data is found to be damaged
     log_metrics: Callable[[], dict[str, Any]] = dict  # additional metrics of a log line
-    expect: Callable[[float], None] = lambda seconds: None  # called with the time for which `should_stop` is not polled
     forecast: Callable[[], None] = lambda: None  # called once, when the time of a step is known
     # A training by time: the new line of the learning rate, the same in all processes; None: as before.
     decide: Callable[[int], Points | None] = lambda step: None
@@ -142,7 +138,6 @@ class Trainer:
         self.limit = min(self.training.max_steps, stop_at_step or self.training.max_steps)
         self._skipped_in_a_row = 0
         self._score: Score | None = None  # of the current weights, if they have been validated
-        self._step_seconds = 0.0  # of the last step
         self._saved_step = state.step if state.step else None
         self._last_save = time.monotonic()
         self._work_seconds = 0.0  # in optimizer steps since the last log line
@@ -173,17 +168,12 @@ class Trainer:
             if not self._validate():
                 return self._leave()
             self._save()
-        if training.compile == "on":
-            self.hooks.expect(SAVE_SECONDS)
         first = time.monotonic()
         while state.step < self.last_step and not state.finished:
             if parallel.agree(self.hooks.should_stop() or time.monotonic() >= self.deadline):
                 return self._leave()
-            began = time.monotonic()
             with self.pace.of_step():
                 self.train_step()
-            self._step_seconds = time.monotonic() - began
-            self.hooks.expect(2 * self._step_seconds)
             self.observer.stepped(state.step)
             steps_here += 1
             if steps_here == STEPS_BEFORE_FREEZE:
@@ -208,7 +198,6 @@ class Trainer:
         return state
 
     def _leave(self) -> TrainerState:
-        self.hooks.expect(SAVE_SECONDS)
         if self._saved_step != self.state.step and self.state.step > 0:
             self._save()
         return self.state
@@ -431,7 +420,6 @@ class Trainer:
         return self.parts.parallel.agree(time.monotonic() - self._last_save >= 60 * minutes)
 
     def _save(self) -> None:
-        self.hooks.expect(SAVE_SECONDS)
         self._drain_sums()
         self.state.schedule = self.parts.schedule.state()
         self.state.scaler = self.parts.scaler.state()
@@ -439,7 +427,6 @@ class Trainer:
             self.hooks.save(self.state, self._score)
         self._saved_step = self.state.step
         self._last_save = time.monotonic()
-        self.hooks.expect(2 * self._step_seconds)
 
     def _not_finite(self, when: str) -> NotFiniteError:
         saved = "" if self._saved_step is None else f"; the checkpoint of step {self._saved_step} is intact"

@@ -375,7 +375,6 @@ class Session:
                 should_stop=self.should_stop,
                 check_data=partial(self._check, check),
                 log_metrics=self._log_metrics,
-                expect=self.worker.expect,
                 forecast=lambda: self._forecast(trainer),
                 decide=lambda step: self._decide(trainer, display, step),
             ),
@@ -394,7 +393,7 @@ class Session:
             self._save(self.state, None)  # a run that is killed early resumes from these weights
         if timer is not None and self.worker.leads:  # their time is not known at the end
             baselines_of(prepared.data, self.run, self.objective)
-        self.worker.publish("run", str(self.run.path))
+        self.worker.begins(self.run.path)
         status: Status = "failed"
         try:
             with display, check:

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -48,11 +49,10 @@ of a group, each worker gets the signal directly, and again from the launcher or
 
 LOST = "another process of this group has ended or does not answer"
 
-SHORT_SECONDS = 5.0
-"""Shorter times are not announced to the launcher."""
-
-SUPERVISED = "TFORMER_SUPERVISED"
-"""Environment variable of workers that `tformer.workers.launch` started, which reports their failures."""
+REPORTS = "TFORMER_REPORTS"
+"""Environment variable of workers that `tformer.workers.launch` started: the folder for their failures, which it shows,
+and for `BEGUN`, a file with the run directory that they began."""
+BEGUN = "begun"
 
 LAST_PORT = 65535
 
@@ -118,7 +118,7 @@ class Worker:
         local_rank, local_size: among the workers on this machine.
         machine: number of this machine.
         store: None for a process that works alone.
-        supervised: the launcher shows failures; otherwise one of the workers does.
+        reports: folder of the launcher, which shows failures; None: one of the workers does.
         has_joined: whether the process group exists. Before, an error of the leader is shown without its rank.
     """
 
@@ -128,12 +128,11 @@ class Worker:
     local_size: int = 1
     machine: int = 0
     store: Any = None
-    supervised: bool = False
+    reports: Path | None = None
     has_joined: bool = field(default=False, init=False)
     _shared: int = field(default=0, init=False)
     _turns: int = field(default=0, init=False)
     _divided: int = field(default=0, init=False)
-    _expected: float = field(default=0.0, init=False)
 
     @property
     def leads(self) -> bool:
@@ -302,16 +301,10 @@ class Worker:
             )
         torch.cuda.set_device(self.local_rank)
 
-    def publish(self, name: str, text: str) -> None:
-        """Store a text for the launcher, for example the run directory."""
-        if self.store is not None and self.leads:
-            self._put(name, text)
-
-    def expect(self, seconds: float) -> None:
-        """Tell the launcher how long this worker may need to answer a signal: a step or a save takes long."""
-        if max(seconds, self._expected) > SHORT_SECONDS:
-            self.publish("expected", str(seconds))
-        self._expected = seconds
+    def begins(self, run: Path) -> None:
+        """Tell the launcher the run directory, with which it may start the workers again."""
+        if self.reports is not None and self.leads:
+            (self.reports / BEGUN).write_text(str(run))
 
     @contextmanager
     def joined(self, *, timeout_minutes: float) -> Iterator[None]:
@@ -341,19 +334,20 @@ class Worker:
         One worker shows the failure that ended the group: the first of those that do not follow from another's end.
         """
         try:
-            order = self.store.add("failures", 1)
-            self._put(f"failure/{self.rank}", json.dumps(asdict(replace(failure, order=order))))
-            if self.supervised:
-                return False
+            failure = replace(failure, order=self.store.add("failures", 1))
+            if self.reports is not None:
+                (self.reports / f"failure-{self.rank}.json").write_text(json.dumps(asdict(failure)))
             deadline = time.monotonic() + FAILURE_SECONDS
             while failure.lost and time.monotonic() < deadline and not self.store.check(["cause"]):
                 time.sleep(POLL_SECONDS[1])
             shows = bool(self.store.compare_set("cause", "", str(self.rank)).decode() == str(self.rank))
+            if self.reports is not None:
+                return False
             while self.leads and time.monotonic() < deadline and self.store.add("failures", 0) < self.world_size:
                 time.sleep(POLL_SECONDS[1])  # the store may end with this process
             return shows
         except (LostError, c10d.DistError):  # the store has ended with the worker that kept it
-            return not self.supervised
+            return self.reports is None
 
     def _put(self, key: str, text: str) -> None:
         with _connected():
@@ -428,7 +422,7 @@ def worker_from_environment() -> Worker | None:
             local_size=max(1, local_size),
             machine=machine,
             store=_meet(rank, world_size),
-            supervised=SUPERVISED in os.environ,
+            reports=Path(os.environ[REPORTS]) if REPORTS in os.environ else None,
         )
     return None
 
@@ -445,8 +439,6 @@ def _meet(rank: int, world_size: int) -> Any:
     """The store of the group, at MASTER_ADDR and MASTER_PORT."""
     address, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT", "torchrun")
     try:
-        if SUPERVISED in os.environ:  # the launcher keeps the store
-            return c10d.TCPStore(address, port, is_master=False, timeout=START_TIMEOUT)
         store, *_ = _in_a_thread(lambda: next(c10d.rendezvous("env://", rank, world_size, timeout=START_TIMEOUT)))
     except (c10d.DistError, ValueError) as error:
         raise TformerError(
