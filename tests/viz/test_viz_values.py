@@ -272,7 +272,7 @@ def test_a_matrix_of_attention_in_characters() -> None:
         "[S] +.-",
         "    key ␣a … [S]; rows: query",
         "    0   ..::--==++**##%%@@ 1",
-        "1 on the scale: 1; largest 1.000",
+        "1 on the scale: 1; largest 1.000; /: cannot be seen",
     ]
     assert text[10:13] == ["␣a".rjust(14) + "  ␣a 1.000", "bc".rjust(14) + "  bc 0.750  ␣a 0.250",
                            "[S]".rjust(14) + "  ␣a 0.500  [S] 0.375"]  # fmt: skip

@@ -18,7 +18,7 @@ from tformer.support.formatting import TOKEN_SIGNS, fitted
 from tformer.viz.attention.scene import CAUTION, MEASURES, Scene, heading, summarize
 from tformer.viz.attention.weights import Attention, Kind
 from tformer.viz.plots import Heat
-from tformer.viz.terminal import Colours, draw_heat
+from tformer.viz.terminal import NOTHING, Colours, draw_heat
 
 View = Literal["head", "model", "rollout", "summary"]
 
@@ -145,7 +145,8 @@ def _matrix(
     largest = float(matrix_TS[seen_TS].max()) if seen_TS.any() else 0.0
     top = "its row's largest" if scale == "row" else "1" if scale == "log" else f"{np.abs(matrix_TS).max():.3g}"
     signs = "; sizes without their signs" if float(matrix_TS.min(initial=0.0)) < 0 else ""
-    return [*lines, f"1 on the scale: {top}; largest {largest:.3f}{signs}"]
+    hidden = "" if seen_TS.all() else f"; {NOTHING if colour == 'none' else 'empty'}: cannot be seen"
+    return [*lines, f"1 on the scale: {top}; largest {largest:.3f}{signs}{hidden}"]
 
 
 def _shares(matrix_TS: np.ndarray, scale: str) -> np.ndarray:
