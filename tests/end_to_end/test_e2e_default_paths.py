@@ -1,6 +1,7 @@
-"""Every default path: each architecture and preset with each form of data that its task reads, and each kind of length.
+"""Every default path: each architecture with each form of data that its task reads and each kind of length.
 
-Each objective that `--objective` can name, too, from the default of a family that can learn it.
+Each preset, too, with built-in data and with a form in turn; each objective that `--objective` can name, with each form
+of its data, from the default of a family that can learn it.
 
 The cells come from the tables: the presets are the shipped files, the forms of data those whose columns the `row_keys`
 of a task name, and the commands after the training follow from the heads of the model. A preset is shrunk by `--set`;
@@ -12,7 +13,9 @@ from __future__ import annotations
 import csv
 import json
 import random
+import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,7 +34,6 @@ from tformer.recipe import Recipe, load_recipe
 from tformer.support.errors import InputError
 from tformer.support.shipped import list_presets
 from tformer.tasks import TASKS, task_of
-from tformer.tasks.base import Task
 
 Cli = Callable[..., Any]
 
@@ -41,12 +43,12 @@ LENGTHS: dict[str, list[str]] = {
     "json": ["--max-steps", "2", "--json"],
     "dry run": ["--max-steps", "2", "--dry-run"],
     "epochs": ["--max-epochs", "1"],
-    "minutes": ["--minutes", "0.2"],
+    "minutes": ["--minutes", "0.05"],
 }
 """Flags by the name of a way to set the length."""
 NOT_BUILT_IN = {"chat", "dpo", "question_answering", "contrastive", "similarity", "regression"}
 """Objectives without built-in data; there are no images, either."""
-MORE_MINUTES = "2"  # where a busy machine asks for them
+MORE_MINUTES = "0.5"  # where a busy machine asks for them
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
@@ -167,23 +169,17 @@ class Cell:
 
 
 @cache
-def cells() -> list[Cell]:
-    """Pairwise over presets, forms of data and lengths, for each task; `--minutes` without a named preset only."""
-    found: list[Cell] = []
-    for default in (True, False):
-        groups: dict[Task, list[tuple[str, str | None]]] = {}
-        for arch, presets in list_presets().items():
-            for preset in [None] if default else presets:
-                groups.setdefault(task_of(recipe_of(arch, preset)), []).append((arch, preset))
-        lengths = [length for length in LENGTHS if default or length != "minutes"]
-        for group in groups.values():
-            forms = [name for name, _ in data_forms(recipe_of(*group[0]))]
-            for names, form, length in pairwise(preset=group, form=forms, length=lengths):
-                if (form, length) != ("none", "epochs"):
-                    found.append(Cell(*names, form, length))
-                else:  # an epoch of built-in data is long
-                    found += [Cell(*names, form, "steps"), Cell(*names, forms[1], length)]
-    return list(dict.fromkeys(found))
+def cells(arch: str) -> list[Cell]:
+    """Of the default of an architecture all pairs of a form and a length; of its presets two forms and two lengths."""
+    forms = [name for name, _ in data_forms(recipe_of(arch, None))]
+    found = [Cell(arch, None, form, length) for form, length in pairwise(form=forms, length=list(LENGTHS))]
+    lengths = cycle(length for length in LENGTHS if length != "minutes")
+    for number, preset in enumerate(list_presets()[arch]):
+        files = [name for name, _ in data_forms(recipe_of(arch, preset))][1:]
+        found += [Cell(arch, preset, form, next(lengths)) for form in ("none", files[number % len(files)])]
+        next(lengths)  # else built-in data would have every other length only
+    # An epoch of built-in data is long.
+    return [replace(cell, length="steps") if (cell.form, cell.length) == ("none", "epochs") else cell for cell in found]
 
 
 @cache
@@ -208,14 +204,21 @@ def can_learn(arch: str, objective: str) -> bool:
     return False
 
 
-def sample() -> list[Cell]:
-    """A cell for each task, with a form of data and a length in turn, none of which waits for a clock."""
-    tasks = {task_of(cell.recipe): cell for cell in reversed([*cells(), *objective_cells()])}
-    found, lengths = [Cell("transformer", None, "none", "steps")], ("json", "epochs", "steps")
-    for number, cell in enumerate(tasks.values()):
-        forms = [name for name, _ in data_forms(cell.recipe)][1:]
-        found.append(replace(cell, form=forms[number % len(forms)], length=lengths[number % len(lengths)]))
-    return found
+SAMPLE = [
+    Cell("transformer", None, "none", "steps"),
+    Cell("transformer", None, "table of source+target", "steps"),
+    Cell("gpt", None, "text_file of text", "epochs"),
+    Cell("bert", "base", "text_folder of text", "steps"),
+    Cell("bart", None, "text_file of text", "epochs"),
+    Cell("vit", None, "images", "epochs"),
+    Cell("gpt", None, "objects of prompt+chosen+rejected", "json", "dpo"),
+    Cell("bert", None, "objects of words+tags", "epochs", "token_classification"),
+    Cell("bert", None, "table of text+label", "json"),
+    Cell("gpt", None, "objects of text", "json", "chat"),
+    Cell("bert", None, "table of text+text2+label", "steps", "contrastive"),
+    Cell("bert", None, "objects of question+context+answers", "json", "question_answering"),
+]
+"""A cell for each task, with a form of data and a length in turn, none of which waits for a clock."""
 
 
 def shrunk(recipe: Recipe) -> list[str]:
@@ -308,39 +311,75 @@ def check(cell: Cell, cli: Cli, folder: Path) -> None:
 
 
 @pytest.fixture
-def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A new current folder, and validations that are planned as for a model that was not shrunk."""
-    monkeypatch.chdir(tmp_path)
+def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Cell], Path]:
+    """`surroundings(cell)`: a new current folder, and the start of a command now.
+
+    Validations are planned as for a model that was not shrunk.
+    """
     monkeypatch.setattr("tformer.training.validations.FEW_OPERATIONS", 0.0)
-    return tmp_path
+
+    def enter(cell: Cell) -> Path:
+        folder = tmp_path / re.sub(r"\W+", "-", str(cell))
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr("tformer.cli.train.STARTED", time.monotonic())
+        return folder
+
+    return enter
 
 
-@pytest.mark.parametrize("cell", sample(), ids=str)
-def test_a_default_path_of_each_task_trains(cell: Cell, cli: Cli, surroundings: Path) -> None:
-    check(cell, cli, surroundings)
+Enter = Callable[[Cell], Path]
+
+
+@pytest.mark.parametrize("cell", SAMPLE, ids=str)
+def test_a_default_path_of_each_task_trains(cell: Cell, cli: Cli, surroundings: Enter) -> None:
+    check(cell, cli, surroundings(cell))
+
+
+def check_all(found: list[Cell], cli: Cli, surroundings: Enter) -> None:
+    """Train all cells, and fail with the message of each that does not train."""
+    messages = []
+    for cell in found:
+        folder = surroundings(cell)
+        try:
+            check(cell, cli, folder)
+        except AssertionError as error:
+            messages.append(f"{cell}: {error}")
+        shutil.rmtree(folder)
+    assert not messages, "\n\n".join(messages)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", [*cells(), *objective_cells()], ids=str)
-def test_every_default_path_trains(cell: Cell, cli: Cli, surroundings: Path) -> None:
-    check(cell, cli, surroundings)
+@pytest.mark.parametrize("arch", list_presets())
+def test_every_default_path_of_an_architecture_trains(arch: str, cli: Cli, surroundings: Enter) -> None:
+    """Its quick twin is `test_a_default_path_of_each_task_trains`."""
+    check_all(cells(arch), cli, surroundings)
 
 
-def test_the_matrix_has_every_preset_with_every_form_of_its_task_and_every_length() -> None:
-    found = cells()
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(6))
+def test_every_objective_trains_from_a_default(part: int, cli: Cli, surroundings: Enter) -> None:
+    """Its quick twin is `test_a_default_path_of_each_task_trains`."""
+    check_all(objective_cells()[part::6], cli, surroundings)
+
+
+@pytest.mark.slow
+def test_the_matrix_has_every_default_and_objective_with_every_form_and_length_and_every_preset_with_two() -> None:
+    """It reads no training, but more than a hundred recipes."""
     for arch, presets in list_presets().items():
         for preset in (None, *presets):
-            own = [cell for cell in found if (cell.arch, cell.preset) == (arch, preset)]
-            forms = {name for name, _ in data_forms(recipe_of(arch, preset))}
-            assert {cell.form for cell in own} == forms, (arch, preset)
-            assert {cell.length for cell in own} == set(LENGTHS) - ({"minutes"} if preset else set()), (arch, preset)
-
-
-def test_the_matrix_has_every_objective_with_every_form_of_its_task() -> None:
+            own = [cell for cell in cells(arch) if cell.preset == preset]
+            forms, lengths = {cell.form for cell in own}, {cell.length for cell in own}
+            every = {name for name, _ in data_forms(recipe_of(arch, preset))}
+            assert forms == every if preset is None else "none" in forms <= every and len(forms) == 2
+            assert lengths == set(LENGTHS) if preset is None else lengths <= set(LENGTHS) - {"minutes"}
+    matrix = [*objective_cells(), *(cell for arch in list_presets() for cell in cells(arch))]
+    assert {task_of(cell.recipe) for cell in SAMPLE} == {task_of(cell.recipe) for cell in matrix}
+    everywhere = [cell for arch in list_presets() for cell in cells(arch) if cell.preset is not None]
+    assert {cell.length for cell in everywhere} == set(LENGTHS) - {"minutes"}
     found = objective_cells()
     assert {kind for cell in found for kind in str(cell.objective).split(",")} == set(OBJECTIVES)
     for objective in {cell.objective for cell in found}:
         own = [cell for cell in found if cell.objective == objective]
         for cell in own:
-            forms = {name for name, _ in data_forms(cell.recipe)}
-            assert forms <= {each.form for each in own}, cell
+            assert {name for name, _ in data_forms(cell.recipe)} <= {each.form for each in own}, cell
