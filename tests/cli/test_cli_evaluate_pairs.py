@@ -191,15 +191,6 @@ def test_the_prefix_of_the_runs_task_stands_before_named_sources(figures, make_p
     assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6)
 
 
-@pytest.mark.parametrize("size", [None, 1, 5, 6])
-def test_a_beam_that_the_recipes_groups_do_not_divide_is_searched_without_them(figures, make_pair_run, pair, size):
-    groups = make_pair_run(generation=", beam_groups: 3, diversity_penalty: 0.5")
-    options = [] if size is None else ["--beam-size", size]
-    found = figures(groups, *pair, *options)
-    if size in (1, 5):
-        assert found["chrf"] == pytest.approx(figures(make_pair_run(), *pair, *options)["chrf"])
-
-
 def test_named_data_is_read_by_its_own_columns_where_it_lacks_the_runs(figures, make_pair_run, pair, tmp_path):
     run = make_pair_run("data: {columns: {source: english, target: german}}")
     expected = figures(run, *pair)

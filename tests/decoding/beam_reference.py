@@ -129,39 +129,26 @@ def slow_beam_search(
 ) -> list[Hypothesis]:
     """One sentence, every candidate looked at, nothing batched."""
     limit = min(limit, settings.max_new_tokens)
-    groups, width = settings.beam_groups, settings.beam_size // settings.beam_groups
-    live: list[list[tuple[float, Values, tuple[int, ...]]]] = [[(0.0, (), ())] for _ in range(groups)]
-    pool: list[tuple[int, Hypothesis]] = []  # with the group, in the order in which they finish
+    width = settings.beam_size
+    live: list[tuple[float, Values, tuple[int, ...]]] = [(0.0, (), ())]
+    pool: list[Hypothesis] = []  # in the order in which they finish
     for length in range(limit):
-        taken: list[int] = []
-        for group in range(groups):
-            candidates = _candidates(rule, settings, live[group], history, suppressed, length, limit)
-            candidates = _in_order(candidates, settings.diversity_penalty, taken)
-            going: list[tuple[float, Values, tuple[int, ...]]] = []
-            took: list[int] = []
-            for rank, (total, logprobs, token, beam) in enumerate(candidates[: 2 * width]):
-                ids = (*live[group][beam][2], token)
-                if token != settings.eos_id:
-                    if len(going) < width:
-                        going.append((total, logprobs, ids))
-                        took.append(token)
-                elif rank < width:
-                    pool.append((group, finished(settings, ids, logprobs, total, "eos")))
-                    took.append(token)
-            taken += took
-            live[group] = going
-        for group in range(groups):
-            own_pool = [hypothesis for where, hypothesis in pool if where == group]
-            # At its limit a sentence finishes all that is live.
-            if (
-                length + 1 < limit
-                and not never_stop
-                and _over(settings, live[group], own_pool, width, length + 1, limit)
-            ):
-                live[group] = []
-    for group in range(groups):
-        pool += [(group, finished(settings, ids, logprobs, total, "length")) for total, logprobs, ids in live[group]]
-    return sorted((hypothesis for _, hypothesis in pool), key=lambda hypothesis: -hypothesis.score)
+        candidates = _candidates(rule, settings, live, history, suppressed, length, limit)
+        candidates.sort(key=lambda c: (-c[0], c[2], c[3]))  # best first, equal ones by token, then by beam
+        going: list[tuple[float, Values, tuple[int, ...]]] = []
+        for rank, (total, logprobs, token, beam) in enumerate(candidates[: 2 * width]):
+            ids = (*live[beam][2], token)
+            if token != settings.eos_id:
+                if len(going) < width:
+                    going.append((total, logprobs, ids))
+            elif rank < width:
+                pool.append(finished(settings, ids, logprobs, total, "eos"))
+        live = going
+        # At its limit a sentence finishes all that is live.
+        if length + 1 < limit and not never_stop and _over(settings, live, pool, width, length + 1, limit):
+            live = []
+    pool += [finished(settings, ids, logprobs, total, "length") for total, logprobs, ids in live]
+    return sorted(pool, key=lambda hypothesis: -hypothesis.score)
 
 
 def _candidates(
@@ -200,13 +187,6 @@ def _candidates(
     if length < settings.min_new_tokens:
         candidates = [c for c in candidates if c[2] != settings.eos_id] or candidates
     return candidates
-
-
-def _in_order(
-    candidates: list[tuple[float, Values, int, int]], shunned: float, taken: list[int]
-) -> list[tuple[float, Values, int, int]]:
-    """Best first, equal ones by token, then by beam."""
-    return sorted(candidates, key=lambda c: (-(c[0] - shunned * taken.count(c[2])), c[2], c[3]))
 
 
 def _over(

@@ -227,28 +227,6 @@ def test_the_repetition_penalty_looks_back_on_the_history() -> None:
     assert [found[0].ids for found in hypotheses] == [(B,), (A,), (A,)]
 
 
-@pytest.mark.parametrize(("diversity", "ids"), [(1.0, [(0,), (2,)]), (0.4, [(0,), (0,)])])
-def test_a_later_group_shuns_what_an_earlier_one_took(diversity: float, ids: list[tuple[int, ...]]) -> None:
-    """ln 0.5 - 1 is below ln 0.3, ln 0.5 - 0.4 above it: both groups then find the same, and both results stay."""
-    rule = table({}, otherwise=(0.5, 0.05, 0.3, 0.15))
-    hypotheses = search(rule, limit=1, beam_size=2, beam_groups=2, diversity_penalty=diversity)
-    assert [hypothesis.ids for hypothesis in hypotheses] == ids
-    assert hypotheses[-1].score == pytest.approx(math.log(0.3 if ids[-1] == (2,) else 0.5), abs=1e-6)
-
-
-def test_hamming_diversity_counts_every_earlier_hypothesis_that_took_the_token() -> None:
-    """ln 0.8 - 0.9 is above ln 0.15, ln 0.8 - 2 x 0.9 is below: the third group is the first to turn away."""
-    rule = table({}, otherwise=(0.8, 0.05, 0.15))
-    hypotheses = search(rule, limit=1, beam_size=3, beam_groups=3, diversity_penalty=0.9)
-    assert [hypothesis.ids for hypothesis in hypotheses] == [(A,), (A,), (B,)]
-
-
-def test_groups_without_a_diversity_penalty_are_all_the_first() -> None:
-    rule = random_rule(5, vocab_size=9)
-    narrow = search(rule, limit=6, beam_size=2)
-    assert search(rule, limit=6, beam_size=6, beam_groups=3) == [one for one in narrow for _ in range(3)]
-
-
 def test_ties_go_to_the_lower_token_then_to_the_lower_beam() -> None:
     even = table({}, otherwise=(0.25, 0.0, 0.25, 0.25, 0.25))
     assert [h.ids for h in search(even, limit=1, beam_size=3)] == [(0,), (2,), (3,)]

@@ -14,39 +14,16 @@ from tests.decoding.beam_reference import slow_repeated_ngrams
 from tformer.decoding.beam_candidates import CHUNK, top_candidates
 from tformer.decoding.beam_search import FinishedHypotheses
 from tformer.decoding.sampling import NO_TOKEN, block_repeated_ngrams, pad_left, penalize_repetition, repeated_ngrams
-from tformer.decoding.settings import BeamSettings, Hypothesis, fitting_beam_settings, length_penalty
+from tformer.decoding.settings import BeamSettings, Hypothesis, length_penalty
 from tformer.recipe.sections import Generation
 from tformer.support.errors import InputError
 
-GROUPS = Generation(beam_size=4, beam_groups=2, diversity_penalty=0.5)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "groups", "diversity"),
-    [
-        ({}, 2, 0.5),
-        ({"beam_size": 6}, 2, 0.5),
-        ({"beam_size": 1}, 1, 0.0),
-        ({"beam_size": 5}, 1, 0.0),
-        ({"beam_groups": 1}, 1, 0.0),
-        ({"beam_size": 6, "beam_groups": 3}, 3, 0.5),
-        ({"beam_size": 6, "diversity_penalty": 0.1}, 2, 0.1),
-    ],
-)
-def test_the_recipes_groups_stay_where_the_beam_holds_them(
-    overrides: dict[str, Any], groups: int, diversity: float
-) -> None:
-    made = fitting_beam_settings(GROUPS, eos_id=3, length_penalty=None, **overrides)
-    assert (made.beam_groups, made.diversity_penalty, made.eos_id) == (groups, diversity, 3)
-    assert made.beam_size == overrides.get("beam_size", 4)
+SEARCH = Generation(beam_size=4)
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"beam_size": 5, "beam_groups": 2}, "--beam-size 5 cannot be divided into 2 groups of one size"),
-        ({"beam_groups": 3}, "generation.beam_size 4 cannot be divided into 3 groups of one size"),
-        ({"beam_size": 5, "diversity_penalty": 0.1}, "--diversity-penalty 0.1 has no effect with one group"),
         ({"n_best": 5}, "--n-best 5 is larger than generation.beam_size 4"),
         ({"max_new_tokens": 9, "min_new_tokens": 10}, "--min-new-tokens 10 is larger than --max-new-tokens 9"),
         ({"min_new_tokens": 300}, "--min-new-tokens 300 is larger than generation.max_new_tokens 200"),
@@ -55,7 +32,7 @@ def test_the_recipes_groups_stay_where_the_beam_holds_them(
 )
 def test_what_was_asked_for_and_contradicts_is_an_error(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as caught:
-        fitting_beam_settings(GROUPS, eos_id=3, **overrides)
+        BeamSettings.from_recipe(SEARCH, eos_id=3, **overrides)
     assert caught.value.message.startswith(message)
 
 
@@ -63,8 +40,6 @@ def test_what_was_asked_for_and_contradicts_is_an_error(overrides: dict[str, Any
     ("recipe", "message"),
     [
         (Generation(min_new_tokens=300), "generation.min_new_tokens 300 is larger than generation.max_new_tokens 200"),
-        (Generation(beam_size=4, beam_groups=3), "generation.beam_size 4 cannot be divided into 3 groups"),
-        (Generation(diversity_penalty=0.5), "generation.diversity_penalty 0.5 has no effect"),
         (Generation(length_penalty=11), "generation.length_penalty must be between -10 and 10"),
     ],
 )
@@ -86,8 +61,6 @@ histories = st.lists(st.lists(st.integers(0, 3), max_size=9), min_size=1, max_si
         ({"n_best": 0}, "n_best must be at least 1, found 0"),
         ({"beam_size": 10**11}, "beam_size must be at most 65,536, found 100000000000"),
         ({"max_new_tokens": 10**12}, "max_new_tokens must be at most 1,073,741,824, found 1000000000000"),
-        ({"beam_groups": 3}, "--beam-size 4 cannot be divided into 3 groups of one size"),
-        ({"diversity_penalty": 0.5}, "--diversity-penalty 0.5 has no effect with one group of beams"),
         ({"length_penalty_type": "wu"}, "length_penalty_type must be gnmt, avg or none, found wu"),
         ({"length_penalty": float("nan")}, r"length_penalty must be between -10 and 10 \(0 is off\), found nan"),
         ({"stopping": "never"}, "stopping must be beam, heuristic or exhaustive, found never"),
@@ -103,12 +76,10 @@ def test_settings_say_what_is_wrong(wrong: dict[str, Any], message: str) -> None
 
 
 def test_settings_come_from_the_recipe_and_overrides() -> None:
-    recipe = Generation(beam_size=6, beam_groups=2, diversity_penalty=0.3, length_penalty=0.6, stopping="exhaustive")
+    recipe = Generation(beam_size=6, length_penalty=0.6, stopping="exhaustive")
     made = BeamSettings.from_recipe(recipe, eos_id=7, n_best=2, length_penalty_type="gnmt", max_new_tokens=None)
     assert made == BeamSettings(
         beam_size=6,
-        beam_groups=2,
-        diversity_penalty=0.3,
         length_penalty=0.6,
         stopping="exhaustive",
         eos_id=7,
@@ -185,23 +156,16 @@ def test_the_finished_are_ranked_by_score_then_by_when_they_finished() -> None:
     finished = FinishedHypotheses(BeamSettings(beam_size=2, length_penalty=1.0), num_sentences=2)
 
     def add(ids: tuple[int, ...], total: float, reason: Any = "eos") -> None:
-        finished.add(1, 0, ids=ids, logprobs=(total - 1.0,), total=total, reason=reason)
+        finished.add(1, ids=ids, logprobs=(total - 1.0,), total=total, reason=reason)
 
     add((5, 1), -4.0)
-    assert finished.worst_kept[1, 0] == NEVER
+    assert finished.worst_kept[1] == NEVER
     add((4, 4, 1), -6.0)
-    assert (finished.worst_kept[1, 0], finished.counts.tolist()) == (-2.0, [[0], [2]])
+    assert (finished.worst_kept[1], finished.counts.tolist()) == (-2.0, [0, 2])
     add((6,), -0.5, "interrupted")
     add((7, 7, 7, 1), -4.0)
-    assert finished.worst_kept[1, 0] == -1.0
+    assert finished.worst_kept[1] == -1.0
     first, second = finished.ranked()
     assert first == []
     assert [hypothesis.ids for hypothesis in second] == [(7, 7, 7, 1), (5, 1), (4, 4, 1), (6,)]
     assert second[0] == Hypothesis((7, 7, 7, 1), logprobs=(-5.0,), score=-1.0, finish_reason="eos")
-
-
-def test_what_two_groups_find_are_two_hypotheses() -> None:
-    finished = FinishedHypotheses(BeamSettings(beam_size=2, beam_groups=2), num_sentences=1)
-    for group, ids, total in ((0, (3, 1), -1.0), (0, (4, 1), -2.0), (1, (3, 1), -1.0)):
-        finished.add(0, group, ids=ids, logprobs=(total,), total=total, reason="eos")
-    assert [hypothesis.ids for hypothesis in finished.ranked()[0]] == [(3, 1), (3, 1), (4, 1)]

@@ -28,7 +28,6 @@ GIVEN = {
     "top_k": 7,
     "top_p": 0.75,
     "min_p": 0.25,
-    "typical_p": 0.7,
     "seed": 4,
     "num_samples": 2,
     "logprobs": True,
@@ -38,8 +37,6 @@ GIVEN = {
     "length_penalty": 0.5,
     "length_penalty_type": "gnmt",
     "stopping": "beam",
-    "beam_groups": 2,
-    "diversity_penalty": 0.25,
 }
 """A value other than the default for every option that is a setting."""
 

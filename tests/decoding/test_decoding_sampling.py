@@ -358,13 +358,3 @@ def test_a_linked_output_stays_a_link(tmp_path):
         write("new")
     assert link.is_symlink()
     assert (tmp_path / "real.txt").read_text() == "new"
-
-
-@pytest.mark.parametrize("mass", [0.05, 0.2, 0.5, 0.9, 0.99])
-def test_typical_sampling_is_that_of_transformers(mass: float) -> None:
-    transformers = pytest.importorskip("transformers")
-    logits = torch.randn(20, 50, generator=torch.Generator().manual_seed(3)) * 3
-    logits[0, ::2] = float("-inf")  # ruled out before
-    theirs = transformers.generation.logits_process.TypicalLogitsWarper(mass)(None, logits.clone())
-    assert torch.equal(reshape(logits, temperature=1.0, typical_p=mass), theirs)
-    assert torch.equal(reshape(logits, temperature=1.0, typical_p=1.0), logits)

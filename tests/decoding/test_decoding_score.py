@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tformer.build import build_model
-from tformer.decoding.score import coverage_penalty, score_continuations, score_targets
+from tformer.decoding.score import score_continuations, score_targets
 from tformer.recipe.model import Model
 from tformer.support.errors import InputError
 from tformer.workers.work import Work
@@ -109,13 +109,6 @@ def test_the_alignment_is_the_attention_of_the_position_that_predicts_each_token
     with torch.no_grad():
         weights = model.eval()(torch.tensor([sources[0]]), decoder_input_ids=ids, taps={tap}).taps[tap][0].mean(0)
     assert scores[0].alignment == pytest.approx(weights[1:-1].numpy(), abs=1e-5)
-
-
-def test_coverage_is_that_of_the_paper():
-    alignment = np.array([[0.5, 0.5, 0.0], [0.9, 0.05, 0.05]])
-    assert coverage_penalty(alignment, 0.2) == pytest.approx(0.2 * (math.log(0.55) + math.log(0.05)))
-    assert coverage_penalty(np.eye(3), 5.0) == 0 and coverage_penalty(alignment, 0.0) == 0
-    assert math.isfinite(coverage_penalty(np.zeros((1, 2)), 1.0))
 
 
 def test_an_empty_target_has_no_probabilities_and_nothing_gives_nothing():

@@ -17,7 +17,7 @@ from tests.pairwise import pairwise
 from tformer.build import build_model
 from tformer.decoding.generate import generate
 from tformer.decoding.loaded import translator_of
-from tformer.decoding.score import coverage_penalty, score_targets
+from tformer.decoding.score import score_targets
 from tformer.decoding.sentences import Places
 from tformer.decoding.settings import BeamSettings, Generated, GenerationSettings, length_penalty
 from tformer.decoding.translate import EMPTY, Translator
@@ -140,7 +140,7 @@ model:
   encoder: {{num_layers: 1, num_heads: 2, feedforward: {{d_ff: 16}}}}
   decoder: {{num_layers: 1, num_heads: 2, feedforward: {{d_ff: 16}}}}
 objectives: [{{kind: seq2seq}}]
-generation: {{beam_size: 3, length_margin: 4, coverage_penalty: 0.2}}
+generation: {{beam_size: 3, length_margin: 4}}
 """
 
 
@@ -254,20 +254,6 @@ def test_n_best_are_different_texts_best_first():
     assert same([best], [translator(settings=settings).translate(["abc"])[0][:1]])
 
 
-def test_coverage_penalty_adds_to_the_score_of_every_hypothesis_and_ranks_them():
-    model, beta = make(), 3.0
-    settings = replace(SETTINGS, beam_size=6, n_best=6)
-    plain = {one.ids: one for one in translator(model, settings=settings).translate(["dead beef"])[0]}
-    covered = translator(model, settings=settings, coverage_penalty=beta).translate(["dead beef"])[0]
-    assert [one.score for one in covered] == sorted((one.score for one in covered), reverse=True)
-    assert [one.ids for one in covered] != list(plain)
-    for one in covered:
-        extra = coverage_penalty(forced(model, "dead beef", one.ids, alignments=True).alignment, beta)
-        if one.ids in plain:
-            assert one.score == pytest.approx(plain[one.ids].score + extra, abs=1e-4) and extra < 0
-            assert one.logprob == pytest.approx(plain[one.ids].logprob, abs=1e-5)
-
-
 def test_alignments_link_each_token_to_the_source_token_it_looked_at():
     model = make()
     [best, *_] = translator(model, alignments=True).translate(["hgfedcba"])[0]
@@ -359,7 +345,7 @@ def test_a_prefix_that_fills_the_context_is_refused():
 
 def test_an_ensemble_of_one_model_twice_is_that_model():
     model = make()
-    options = {"coverage_penalty": 0.3, "alignments": True}
+    options = {"alignments": True}
     assert same(translator(model, model, **options).translate(TEXTS), translator(model, **options).translate(TEXTS))
 
 
@@ -396,12 +382,10 @@ def test_a_stop_text_cuts_what_is_written():
     assert cut.finish_reason == "stop" and cut.text == "ha" + plain[2:].split(stop)[0]
 
 
-def test_sampling_needs_one_model_and_no_coverage():
+def test_sampling_needs_one_model():
     settings = GenerationSettings()
     with pytest.raises(InputError, match="ensemble of 2"):
         translator(make(), make(1), settings=settings)
-    with pytest.raises(InputError, match="coverage"):
-        translator(settings=settings, coverage_penalty=0.1)
 
 
 # --- what was loaded --------------------------------------------------------------------------------------------------
@@ -418,9 +402,9 @@ def test_a_loaded_model_translates_as_its_recipe_says():
     one = loaded()
     found = translator_of(one).translate(["abc"])
     settings = BeamSettings.from_recipe(one.recipe.generation, eos_id=TARGET.eos)
-    by_hand = translator(one.model, settings=settings, length_margin=4, coverage_penalty=0.2)
+    by_hand = translator(one.model, settings=settings, length_margin=4)
     assert same(found, by_hand.translate(["abc"])) and len(found[0][0].ids) <= 7
-    longer = translator_of(one, length_margin=1, coverage_penalty=None).translate(["abc"])
+    longer = translator_of(one, length_margin=1).translate(["abc"])
     assert len(longer[0][0].ids) <= 4
     assert translator_of(one, settings=GenerationSettings()).translate(["abc"])
 
@@ -430,7 +414,7 @@ def test_an_ensemble_of_different_vocabularies_is_refused_with_both_names():
     with pytest.raises(InputError, match=r"one and two have different vocabularies \(16 and 16 tokens"):
         translator_of(loaded(), loaded("abcdefxy ", name="two"))
     decoder = RECIPE.replace("  encoder: {num_layers: 1, num_heads: 2, feedforward: {d_ff: 16}}\n", "").replace(
-        "objectives: [{kind: seq2seq}]\ngeneration: {beam_size: 3, length_margin: 4, coverage_penalty: 0.2}", ""
+        "objectives: [{kind: seq2seq}]\ngeneration: {beam_size: 3, length_margin: 4}", ""
     )
     alone = loaded(name="two", recipe=decoder)
     with pytest.raises(InputError, match="of one and two, two has no encoder"):

@@ -45,10 +45,10 @@ NUMBERS = {
     "prune {decoder} --out {new} --no-evaluate":
         "keep-layers drop-layers keep rate max-trials drop-heads heads-per-layer",
     "generate {decoder} --prompt abc --max-new-tokens 2":
-        "beam-size length-penalty coverage-penalty beam-groups diversity-penalty temperature top-k top-p min-p seed "
+        "beam-size length-penalty temperature top-k top-p min-p seed "
         "min-new-tokens length-margin repetition-penalty no-repeat-ngram batch-size n-best",
     "generate {translator} --prompt abc --max-new-tokens 2":
-        "length-penalty coverage-penalty beam-groups diversity-penalty n-best min-new-tokens length-margin",
+        "length-penalty n-best min-new-tokens length-margin",
     "sweep --arch gpt --out {new} --vary optimizer.lr=1,2 --dry-run": "seeds max-steps max-minutes draws eta",
     "runs list {runs}": "limit",
     "plot {decoder} --format terminal": "smooth",

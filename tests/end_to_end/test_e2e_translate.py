@@ -157,7 +157,6 @@ def test_a_beam_ends_with_the_context_and_a_long_prompt_is_cut_or_refused(cli: C
     "options",
     [
         ["--n-best", 3],
-        ["--beam-size", 4, "--beam-groups", 2, "--n-best", 4],
         ["--greedy"],
         ["--temperature", 1, "--num-samples", 3],
         ["--target-prefix", "ba", "--n-best", 2],
@@ -190,17 +189,6 @@ def test_json_holds_the_log_probability_of_each_token_of_a_searched_continuation
         assert len(one["logprobs"]) == len(one["ids"]) and sum(one["logprobs"]) == pytest.approx(one["logprob"])
 
 
-def test_n_best_lists_a_text_once_for_each_group_that_found_it(cli: Cli, translator: Run) -> None:
-    def texts(diversity: float) -> list[str]:
-        groups = ("--beam-size", 2, "--beam-groups", 2, "--n-best", 2, "--diversity-penalty", diversity)
-        lines = cli("generate", translator, "--prompt", "fed cab", *groups).out.splitlines()
-        return [line.split("\t")[2] for line in lines]
-
-    first, second = texts(0)
-    assert first == second != ""
-    assert len(texts(20)) == len(set(texts(20))) == 2
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -209,8 +197,6 @@ def test_n_best_lists_a_text_once_for_each_group_that_found_it(cli: Cli, transla
         ["--stopping", "exhaustive"],
         ["--stopping", "heuristic"],
         ["--at-limit", "end"],
-        ["--coverage-penalty", "0.2"],
-        ["--beam-size", "4", "--beam-groups", "2", "--diversity-penalty", "0.5"],
         ["--no-repeat-ngram", "1", "--repetition-penalty", "1.5"],
         ["--alignments"],
         ["--temperature", "1.5", "--top-p", "0.9", "--seed", "3"],

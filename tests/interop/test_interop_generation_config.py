@@ -199,8 +199,8 @@ def test_the_stopping_rule(tmp_path: Path, value: Any, ours: str) -> None:
 
 def test_sampling_and_greedy_decoding(tmp_path: Path) -> None:
     sampled = read_generation(folder_with(tmp_path, do_sample=True, temperature=0.6, top_p=0.9), GPT2)
-    assert {name: sampled[name] for name in ("temperature", "top_k", "top_p", "min_p", "typical_p")} == {
-        **{"temperature": 0.6, "top_k": 50, "top_p": 0.9, "min_p": 0.0, "typical_p": 1.0}
+    assert {name: sampled[name] for name in ("temperature", "top_k", "top_p", "min_p")} == {
+        **{"temperature": 0.6, "top_k": 50, "top_p": 0.9, "min_p": 0.0}
     }
     assert read_generation(folder_with(tmp_path, do_sample=False, temperature=0.6), GPT2)["temperature"] == 0.0
     assert read_generation(folder_with(tmp_path), GPT2)["temperature"] == 0.0  # their `generate` is greedy by default
@@ -302,7 +302,7 @@ def test_what_cannot_be_said_there_is_told() -> None:
 def test_what_is_written_reads_back_as_it_was(tmp_path: Path, sides: tuple[str, ...]) -> None:
     shared: dict[str, Any] = {"repetition_penalty": 1.3, "no_repeat_ngram": 2, "max_new_tokens": 9, "min_new_tokens": 3}
     searched = {"beam_size": 3, "length_penalty": 0.5, "stopping": "exhaustive", "temperature": 0.0}
-    sampled = {"temperature": 0.5, "top_k": 3, "top_p": 0.8, "min_p": 0.1, "typical_p": 0.7, "stopping": "heuristic"}
+    sampled = {"temperature": 0.5, "top_k": 3, "top_p": 0.8, "min_p": 0.1, "stopping": "heuristic"}
     more: dict[str, Any] = sampled if len(sides) == 1 else searched
     ours = recipe(*sides, suppress_tokens=[5], stop_tokens=[7], **shared, **more)
     name = "GPT2LMHeadModel" if len(sides) == 1 else "BartForConditionalGeneration"
@@ -316,7 +316,6 @@ def test_what_is_written_reads_back_as_it_was(tmp_path: Path, sides: tuple[str, 
     top_k=st.integers(0, 100),
     top_p=st.floats(0.01, 1),
     min_p=st.floats(0, 0.99),
-    typical_p=st.floats(0.01, 1),
 )
 def test_every_setting_of_sampling_is_there_and_back_as_it_was(**values: Any) -> None:
     """Through the library itself, which leaves out its defaults."""

@@ -323,7 +323,7 @@ def test_notes_tell_what_the_objective_does_not_read() -> None:
     sets = {
         "data.max_length_ratio=2.0": "data.max_length_ratio (2.0) is not used by causal_lm",
         "tokenizer.special_ids.forced_bos=3": "tokenizer.special_ids.forced_bos (3) is not used by causal_lm",
-        "generation.coverage_penalty=0.2": "generation.coverage_penalty (0.2) is not used by causal_lm",
+        "generation.length_margin=2": "generation.length_margin (2) is not used by causal_lm",
         "data.columns.label=1": "data.columns.label (1) is not used by causal_lm",
     }
     for key, expected in sets.items():

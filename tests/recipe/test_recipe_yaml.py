@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tformer.nn.attention.sliding_window import SlidingWindowOptions
 from tformer.recipe import SCHEMA_VERSION, Recipe, json_schema, recipe_from_yaml, recipe_to_yaml
-from tformer.recipe.migrations import MIGRATIONS, migrate
+from tformer.recipe.migrations import GONE, MIGRATIONS, migrate
 from tformer.recipe.schema import all_sections, fields_of
 from tformer.recipe.yaml_text import MAX_BYTES, parse_value, parse_yaml, read_yaml, resolve_scalar, to_yaml
 from tformer.support.errors import InputError
@@ -198,6 +198,27 @@ def test_a_recipe_of_every_schema_loads(version: int) -> None:
     recipe = recipe_from_yaml(text, name=f"schema-{version}.yaml")
     assert recipe.schema_version == SCHEMA_VERSION
     assert recipe_from_yaml(recipe_to_yaml(recipe), name="again") == recipe
+
+
+@pytest.mark.parametrize("path", GONE, ids=".".join)
+def test_a_key_that_is_gone_is_read_where_it_changed_nothing(path: tuple[str, ...]) -> None:
+    def stated(value: Any) -> str:
+        for key in reversed(path):
+            value = {key: value}
+        return yaml.safe_dump(value | {"model": {"decoder": {}}})
+
+    neutral, remains = GONE[path]
+    assert recipe_from_yaml(stated(neutral), name="old.yaml") == recipe_from_yaml("model: {decoder: {}}", name="x")
+    with pytest.raises(
+        InputError, match=rf"^old\.yaml: {'.'.join(path)}: found 7, a key that tformer no longer"
+    ) as caught:
+        recipe_from_yaml(stated(7), name="old.yaml")
+    assert caught.value.hint == remains
+
+
+def test_a_value_that_is_renamed_is_read() -> None:
+    text = "model: {decoder: {}}\ntraining: {parallel: {kind: auto}}\n"
+    assert recipe_from_yaml(text, name="old.yaml").training.parallel.kind == "ddp"
 
 
 def test_a_recipe_without_a_schema_is_of_the_newest() -> None:

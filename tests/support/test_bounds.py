@@ -19,7 +19,6 @@ from tformer.support.errors import InputError
 
 Cli = Callable[..., Any]
 NAN, INF = float("nan"), float("inf")
-PENALTIES = ("repetition_penalty", "diversity_penalty", "coverage_penalty")
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +59,7 @@ def test_a_flag_a_keyword_a_setting_and_a_key_are_refused_alike(name: str, value
         load_recipe(arch="gpt", preset="tiny", sets=[f"generation.{name}={value}"])
 
 
-@pytest.mark.parametrize("name", ["top_p", "min_p", "length_penalty", "diversity_penalty"])
+@pytest.mark.parametrize("name", ["top_p", "min_p", "length_penalty"])
 @pytest.mark.parametrize("value", [1e-300, NAN])
 def test_every_number_of_decoding_is_bounded(name: str, value: float, run: Path, cli: Cli) -> None:
     flag = f"--{name.replace('_', '-')}"
@@ -80,7 +79,7 @@ def test_whole_numbers_are_bounded_in_commands_and_recipes(value: int, run: Path
         tformer.load(run).generate("a", batch_size=value)
 
 
-@pytest.mark.parametrize("name", ["temperature", *PENALTIES[:1]])
+@pytest.mark.parametrize("name", ["temperature", "repetition_penalty"])
 def test_the_extremes_that_are_allowed_generate(name: str, run: Path) -> None:
     bound = bound_of(name, 1.0)
     for value in (bound.least, bound.most):

@@ -382,17 +382,7 @@ def test_what_pre_training_asked_of_texts_is_not_held_against_pairs(
     assert labels.code == 2 and "plain text has no labels" in labels.err, labels.err  # its decoder would be read twice
 
 
-GROUPS = ("--set", "generation.beam_size=4", "--set", "generation.beam_groups=2",
-          "--set", "generation.diversity_penalty=0.5")  # fmt: skip
 SHORT = ("--max-steps", 2, "--set", "training.eval_every=2")
-
-
-@pytest.mark.parametrize("size", [1, 3, 4])
-def test_groups_of_the_recipes_beam_give_way_to_the_beam_of_a_validation(
-    train: Callable[..., Path], aligned: tuple[Path, Path], size: int
-) -> None:
-    run = train(*sides(aligned), *GROUPS, *SHORT, "--set", f"training.valid_beam_size={size}")
-    assert "bleu" in metrics(run)[-1] and " -> " in (run / "samples.txt").read_text()
 
 
 def test_a_beam_may_be_as_large_as_the_vocabulary(cli: Cli, recipe: Path, aligned: tuple[Path, Path]) -> None:
@@ -406,8 +396,6 @@ def test_a_beam_may_be_as_large_as_the_vocabulary(cli: Cli, recipe: Path, aligne
 
 WRONG = {
     "generation.min_new_tokens=300": "generation.min_new_tokens 300 is larger than generation.max_new_tokens 12",
-    "generation.beam_groups=2": "generation.beam_size 3 cannot be divided into 2 groups",
-    "generation.diversity_penalty=0.5": "generation.diversity_penalty 0.5 has no effect",
     "generation.length_penalty=99.0": "generation.length_penalty must be between -10 and 10",
     "training.valid_beam_size=99": "training.valid_beam_size: found 99, expected at most the target's",
     "generation.beam_size=99": "generation.beam_size: found 99, expected at most the target's",
@@ -432,13 +420,13 @@ def test_a_wrong_setting_is_told_with_its_key_before_training(
 def test_evaluate_says_what_the_validation_said(
     train: Callable[..., Path], aligned: tuple[Path, Path], cli: Cli, tmp_path: Path
 ) -> None:
-    """Sources longer than in training, a beam, and a coverage penalty: one translator for both."""
+    """Sources longer than in training, and a beam: one translator for both."""
     texts = [" ".join(english(20)[n : n + 3]) for n in range(12)]
     (tmp_path / "v.en").write_text("\n".join(texts) + "\n")
     (tmp_path / "v.de").write_text("\n".join(map(german, texts)) + "\n")
     run = train(*sides(aligned), "--valid-source", tmp_path / "v.en", "--valid-target", tmp_path / "v.de",
                 "--set", "data.seq_len=8", "--set", "training.valid_beam_size=3",
-                "--set", "generation.max_new_tokens=12", "--set", "generation.coverage_penalty=0.5")  # fmt: skip
+                "--set", "generation.max_new_tokens=12")  # fmt: skip
     outcome = cli("evaluate", run, "--checkpoint", "latest", "--json")
     found, validated = json.loads(outcome.out), metrics(run)[-1]
     for name in ("loss", "accuracy", "bleu", "chrf", "sequence_accuracy"):

@@ -1,11 +1,11 @@
-"""The best next tokens of one step of beam search: of every row on the device, then of every beam group on the host.
+"""The best next tokens of one step of beam search: of every row on the device, then of every sentence on the host.
 
 Only a few numbers per row leave the device, in one copy. The sums are fp64 from there on: exact sums of the fp32
 log-probabilities, so that a hypothesis's score does not depend on how it was batched or ordered. Equal candidates are
 ordered by token id, then by beam.
 
-Legend: R rows, V vocabulary, N chunks of C tokens, k candidates of a row; S sentences, G groups of w beams,
-c = up to 2w candidates of a group.
+Legend: R rows, V vocabulary, N chunks of C tokens, k candidates of a row; S sentences, b beams, c = up to 2b candidates
+of a sentence.
 """
 
 from __future__ import annotations
@@ -71,62 +71,50 @@ def _first_by_key(values_RX: Tensor, ids_RX: Tensor, k: int) -> tuple[Tensor, Te
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The candidates of each group, in order of rank.
+    """The candidates of each sentence, in order of rank.
 
-    beams_SGc, slots_SGc: each candidate's beam within its group, and its place among the candidates of that beam.
-    tokens_SGc, totals_SGc: its token and its new sum.
-    finishing_SGc: candidates that end their hypothesis.
-    next_SGw, alive_SGw: the candidates that the beams continue with; beams that are not alive have none.
+    beams_Sc, slots_Sc: each candidate's beam, and its place among the candidates of that beam.
+    tokens_Sc, totals_Sc: its token and its new sum.
+    finishing_Sc: candidates that end their hypothesis.
+    next_Sb, alive_Sb: the candidates that the beams continue with; beams that are not alive have none.
     """
 
-    beams_SGc: np.ndarray
-    slots_SGc: np.ndarray
-    tokens_SGc: np.ndarray
-    totals_SGc: np.ndarray
-    finishing_SGc: np.ndarray
-    next_SGw: np.ndarray
-    alive_SGw: np.ndarray
+    beams_Sc: np.ndarray
+    slots_Sc: np.ndarray
+    tokens_Sc: np.ndarray
+    totals_Sc: np.ndarray
+    finishing_Sc: np.ndarray
+    next_Sb: np.ndarray
+    alive_Sb: np.ndarray
 
 
-def hold_back(totals_SGwk: np.ndarray, tokens_SGwk: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
-    """Rule out `tokens`, except in a group without other candidates."""
-    held_SGwk = np.where(np.isin(tokens_SGwk, tokens), NEVER, totals_SGwk)
-    empty_SG11 = (held_SGwk == NEVER).all((2, 3), keepdims=True)
-    return np.where(empty_SG11, totals_SGwk, held_SGwk)
+def hold_back(totals_Sbk: np.ndarray, tokens_Sbk: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
+    """Rule out `tokens`, except in a sentence without other candidates."""
+    held_Sbk = np.where(np.isin(tokens_Sbk, tokens), NEVER, totals_Sbk)
+    empty_S11 = (held_Sbk == NEVER).all((1, 2), keepdims=True)
+    return np.where(empty_S11, totals_Sbk, held_Sbk)
 
 
-def choose(
-    totals_SGwk: np.ndarray, tokens_SGwk: np.ndarray, *, ends: Sequence[int], diversity_penalty: float = 0.0
-) -> Choice:
-    """Every group's best 2w candidates (fairseq): an end of sequence among the first w finishes, the others
+def choose(totals_Sbk: np.ndarray, tokens_Sbk: np.ndarray, *, ends: Sequence[int]) -> Choice:
+    """Every sentence's best 2b candidates (fairseq): an end of sequence among the first b finishes, the others
     continue.
 
-    Each beam has one end of sequence, so w of 2w candidates continue; with e `ends`, w of (1 + e)w. Groups choose in
-    turn, with a penalty on the tokens that earlier groups took at this step (Hamming diversity, arXiv 1610.02424). A
-    sum of -inf is never chosen.
+    Each beam has one end of sequence, so b of 2b candidates continue; with e `ends`, b of (1 + e)b. A sum of -inf is
+    never chosen.
     """
-    sentences, groups, width, slots = totals_SGwk.shape
-    beams_X, slots_X = (grid.ravel() for grid in np.indices((width, slots)))
-    taken_Sn = np.empty((sentences, 0), dtype=np.int64)
-    choices = []
-    for group in range(groups):
-        totals_SX = totals_SGwk[:, group].reshape(sentences, -1)
-        tokens_SX = tokens_SGwk[:, group].reshape(sentences, -1)
-        keys_SX = totals_SX
-        if diversity_penalty and group:
-            keys_SX = totals_SX - diversity_penalty * (tokens_SX[:, :, None] == taken_Sn[:, None, :]).sum(-1)
-        order_SX = np.lexsort((np.broadcast_to(beams_X, totals_SX.shape), tokens_SX, -keys_SX), axis=-1)
-        order_Sc = order_SX[:, : (1 + max(1, len(ends))) * width]
-        tokens_Sc = np.take_along_axis(tokens_SX, order_Sc, -1)
-        totals_Sc = np.take_along_axis(totals_SX, order_Sc, -1)
-        possible_Sc = totals_Sc > NEVER
-        ends_Sc = np.isin(tokens_Sc, ends)
-        finishing_Sc = possible_Sc & ends_Sc
-        finishing_Sc[:, width:] = False
-        continues_Sc = possible_Sc & ~ends_Sc
-        continues_Sc &= continues_Sc.cumsum(-1) <= width
-        next_Sw = np.argsort(~continues_Sc, axis=-1, kind="stable")[:, :width]
-        alive_Sw = np.take_along_axis(continues_Sc, next_Sw, -1)
-        taken_Sn = np.concatenate((taken_Sn, np.where(finishing_Sc | continues_Sc, tokens_Sc, -1)), -1)
-        choices.append((beams_X[order_Sc], slots_X[order_Sc], tokens_Sc, totals_Sc, finishing_Sc, next_Sw, alive_Sw))
-    return Choice(*(np.stack(parts, axis=1) for parts in zip(*choices, strict=True)))
+    sentences, beams, slots = totals_Sbk.shape
+    beams_X, slots_X = (grid.ravel() for grid in np.indices((beams, slots)))
+    totals_SX, tokens_SX = totals_Sbk.reshape(sentences, -1), tokens_Sbk.reshape(sentences, -1)
+    order_SX = np.lexsort((np.broadcast_to(beams_X, totals_SX.shape), tokens_SX, -totals_SX), axis=-1)
+    order_Sc = order_SX[:, : (1 + max(1, len(ends))) * beams]
+    tokens_Sc = np.take_along_axis(tokens_SX, order_Sc, -1)
+    totals_Sc = np.take_along_axis(totals_SX, order_Sc, -1)
+    possible_Sc = totals_Sc > NEVER
+    ends_Sc = np.isin(tokens_Sc, ends)
+    finishing_Sc = possible_Sc & ends_Sc
+    finishing_Sc[:, beams:] = False
+    continues_Sc = possible_Sc & ~ends_Sc
+    continues_Sc &= continues_Sc.cumsum(-1) <= beams
+    next_Sb = np.argsort(~continues_Sc, axis=-1, kind="stable")[:, :beams]
+    alive_Sb = np.take_along_axis(continues_Sc, next_Sb, -1)
+    return Choice(beams_X[order_Sc], slots_X[order_Sc], tokens_Sc, totals_Sc, finishing_Sc, next_Sb, alive_Sb)

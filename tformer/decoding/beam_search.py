@@ -5,14 +5,11 @@ others continue, so that ends of sequence never empty the beam. A finished hypot
 divided by a length penalty (`settings`). A sentence leaves the batch as soon as it is done; its search does not depend
 on the other sentences.
 
-With groups (diverse beam search, arXiv 1610.02424) each group is a separate beam that avoids the tokens which earlier
-groups took at the same step.
-
 The state of a search (live hypotheses, scores, finished hypotheses) is kept on the host in numpy and fp64: a step costs
 one copy of a few numbers per row to it and one back.
 
-Legend: S live sentences, b beams = G groups of w, R = S b rows of the stepper, V vocabulary, T tokens, k candidates of
-a beam, c candidates of a group.
+Legend: S live sentences, b beams, R = S b rows of the stepper, V vocabulary, T tokens, k candidates of a beam, c
+candidates of a sentence.
 """
 
 from __future__ import annotations
@@ -34,26 +31,23 @@ from tformer.workers.work import ShouldStop, never
 
 
 class FinishedHypotheses:
-    """The finished hypotheses of each sentence and beam group.
+    """The finished hypotheses of each sentence.
 
     Attributes:
-        counts: number per sentence and group, int [S, G].
-        worst_kept: score of the `width`-th best of each group, -inf while there are fewer, float [S, G].
+        counts: number per sentence, int [S].
+        worst_kept: score of the `beam_size`-th best of each sentence, -inf while there are fewer, float [S].
     """
 
     def __init__(self, settings: BeamSettings, *, num_sentences: int) -> None:
-        groups = settings.beam_groups
         self._settings = settings
-        self._width = settings.beam_size // groups
         self._found: list[list[Hypothesis]] = [[] for _ in range(num_sentences)]
-        self._scores: list[list[list[float]]] = [[[] for _ in range(groups)] for _ in range(num_sentences)]
-        self.counts = np.zeros((num_sentences, groups), dtype=np.int64)
-        self.worst_kept = np.full((num_sentences, groups), NEVER)
+        self._scores: list[list[float]] = [[] for _ in range(num_sentences)]
+        self.counts = np.zeros(num_sentences, dtype=np.int64)
+        self.worst_kept = np.full(num_sentences, NEVER)
 
     def add(
         self,
         sentence: int,
-        group: int,
         *,
         ids: tuple[int, ...],
         logprobs: tuple[float, ...],
@@ -63,17 +57,16 @@ class FinishedHypotheses:
         """Add a hypothesis. `total`: the sum that ranks it: `logprobs` with penalties."""
         score = total / self._settings.penalty(len(ids))
         self._found[sentence].append(Hypothesis(ids=ids, logprobs=logprobs, score=score, finish_reason=reason))
-        scores = self._scores[sentence][group]
+        scores = self._scores[sentence]
         insort(scores, score)
-        self.counts[sentence, group] += 1
-        if len(scores) >= self._width:
-            self.worst_kept[sentence, group] = scores[-self._width]
+        self.counts[sentence] += 1
+        if len(scores) >= self._settings.beam_size:
+            self.worst_kept[sentence] = scores[-self._settings.beam_size]
 
     def ranked(self) -> list[list[Hypothesis]]:
         """All hypotheses of each sentence, best first; equal scores in the order in which they finished.
 
-        Whole hypotheses come before interrupted ones, whose scores lack their missing tokens. Tokens that two groups
-        found are two hypotheses.
+        Whole hypotheses come before interrupted ones, whose scores lack their missing tokens.
         """
         return [sorted(found, key=lambda h: (h.finish_reason == "interrupted", -h.score)) for found in self._found]
 
@@ -106,13 +99,12 @@ class BeamState:
     ) -> None:
         """`limits`: maximum number of new tokens of each sentence; `histories`: the tokens before them."""
         self._settings, self._suppressed = settings, suppressed
-        self._groups, self._width = settings.beam_groups, settings.beam_size // settings.beam_groups
         self._length = 0  # new tokens of every live hypothesis
         self._sentences_S = np.arange(len(limits))  # their numbers among all sentences
         self._limits_S = np.minimum(np.asarray(limits, dtype=np.int64), settings.max_new_tokens)
-        # One empty hypothesis per group: several would all offer the same tokens.
-        self._totals_SGw = np.full((len(limits), self._groups, self._width), NEVER)
-        self._totals_SGw[:, :, 0] = 0.0
+        # One empty hypothesis: several would all offer the same tokens.
+        self._totals_Sb = np.full((len(limits), settings.beam_size), NEVER)
+        self._totals_Sb[:, 0] = 0.0
         self._looks_back = bool(settings.no_repeat_ngram) or settings.repetition_penalty != 1.0
         history_ST = pad_left(histories if self._looks_back else [()] * len(limits))
         self._start = history_ST.shape[1]
@@ -127,31 +119,30 @@ class BeamState:
         logprobs_RV: after the newest tokens; at the first step [S, V].
         """
         settings = self._settings
-        values_SGwk, own_SGwk, tokens_SGwk = self._candidates(logprobs_RV)
-        totals_SGwk = self._totals_SGw[..., None] + values_SGwk
-        totals_SGwk[self._limits_S <= self._length] = NEVER
+        values_Sbk, own_Sbk, tokens_Sbk = self._candidates(logprobs_RV)
+        totals_Sbk = self._totals_Sb[..., None] + values_Sbk
+        totals_Sbk[self._limits_S <= self._length] = NEVER
         if self._length < settings.min_new_tokens:
-            totals_SGwk = hold_back(totals_SGwk, tokens_SGwk, settings.ends)
-        choice = choose(totals_SGwk, tokens_SGwk, ends=settings.ends, diversity_penalty=settings.diversity_penalty)
-        sentences_S11, groups_1G1, _ = np.ogrid[: len(own_SGwk), : self._groups, :1]
-        logprobs_SGc = own_SGwk[sentences_S11, groups_1G1, choice.beams_SGc, choice.slots_SGc]
-        for sentence, group, rank in np.argwhere(choice.finishing_SGc).tolist():
+            totals_Sbk = hold_back(totals_Sbk, tokens_Sbk, settings.ends)
+        choice = choose(totals_Sbk, tokens_Sbk, ends=settings.ends)
+        logprobs_Sc = own_Sbk[np.arange(len(own_Sbk))[:, None], choice.beams_Sc, choice.slots_Sc]
+        for sentence, rank in np.argwhere(choice.finishing_Sc).tolist():
             self._finish(
-                (sentence, group, int(choice.beams_SGc[sentence, group, rank])),
-                last=(int(choice.tokens_SGc[sentence, group, rank]), float(logprobs_SGc[sentence, group, rank])),
-                total=float(choice.totals_SGc[sentence, group, rank]),
+                (sentence, int(choice.beams_Sc[sentence, rank])),
+                last=(int(choice.tokens_Sc[sentence, rank]), float(logprobs_Sc[sentence, rank])),
+                total=float(choice.totals_Sc[sentence, rank]),
                 reason="eos",
             )
         self._cut(self._blocked(choice), "length")
-        parents_Sb = self._continue(choice, logprobs_SGc)
+        parents_Sb = self._continue(choice, logprobs_Sc)
         return self._drop_done(parents_Sb)
 
     def interrupt(self) -> None:
         """Finish every live hypothesis as interrupted."""
-        self._cut(np.ones(self._totals_SGw.shape[:2], dtype=bool), "interrupted")
+        self._cut(np.ones(len(self._totals_Sb), dtype=bool), "interrupted")
 
     def _candidates(self, logprobs_RV: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Each beam's best tokens [S, G, w, k]: penalized log-probabilities, the model's own ones, ids."""
+        """Each beam's best tokens [S, b, k]: penalized log-probabilities, the model's own ones, ids."""
         settings = self._settings
         first = self._length == 0  # one row per sentence, which all its beams share
         with torch.inference_mode():
@@ -174,9 +165,8 @@ class BeamState:
                 at_last_R = torch.from_numpy(at_last_S).to(scores_RV.device)
                 at_last_R = at_last_R.repeat_interleave(len(scores_RV) // len(at_last_S))
                 scores_RV = force_token(scores_RV, at_last_R, settings.last_token, counts=settings.at_limit == "end")
-            # One more than the 2 b candidates, for an end of sequence that `hold_back` rules out. That is enough for
-            # groups too: a group's 2 w best are within 2 w + b - w + 2 when the tokens of other groups are penalized.
-            # Every further end of sequence may take a place in each beam, and be ruled out.
+            # One more than the 2 b candidates, for an end of sequence that `hold_back` rules out. Every further end of
+            # sequence may take a place in each beam, and be ruled out.
             ends = max(1, len(settings.ends))
             most = min((1 + ends) * settings.beam_size + ends, scores_RV.shape[1])
             values_Rk, ids_Rk = top_candidates(scores_RV, most)
@@ -184,44 +174,41 @@ class BeamState:
             packed_3Rk = torch.stack((values_Rk.double(), own_Rk.double(), ids_Rk.double())).cpu().numpy()
         # log softmax is NaN for a row with NaN or +inf; -inf rules a token out.
         require_finite(np.maximum(packed_3Rk.max(), 0.0), "log-probabilities")
-        shape = (len(self._sentences_S), self._groups, self._width, packed_3Rk.shape[-1])
+        shape = (*self._totals_Sb.shape, packed_3Rk.shape[-1])
         values, own, ids = (
-            np.broadcast_to(part[:, None, None], shape) if first else part.reshape(shape) for part in packed_3Rk
+            np.broadcast_to(part[:, None], shape) if first else part.reshape(shape) for part in packed_3Rk
         )
         return values, own, ids.astype(np.int64)
 
     def _blocked(self, choice: Choice) -> np.ndarray:
-        """Groups [S, G] that have live hypotheses but no possible token, in sentences without a finished hypothesis."""
-        live_SG = (self._totals_SGw > NEVER).any(-1)
-        offered_SG = (choice.totals_SGc > NEVER).any(-1)
-        empty_S1 = self.finished.counts[self._sentences_S].sum(-1, keepdims=True) == 0
-        return live_SG & ~offered_SG & empty_S1
+        """Sentences [S] that have live hypotheses, but no possible token and no finished hypothesis."""
+        live_S = (self._totals_Sb > NEVER).any(-1)
+        offered_S = (choice.totals_Sc > NEVER).any(-1)
+        return live_S & ~offered_S & (self.finished.counts[self._sentences_S] == 0)
 
-    def _continue(self, choice: Choice, logprobs_SGc: np.ndarray) -> np.ndarray:
+    def _continue(self, choice: Choice, logprobs_Sc: np.ndarray) -> np.ndarray:
         """Put the chosen hypotheses into the beams; the beam that each comes from, [S, b]."""
-        alive_SGw, next_SGw = choice.alive_SGw, choice.next_SGw
-        parents_SGw = np.broadcast_to(np.arange(self._width), next_SGw.shape)
+        alive_Sb, next_Sb = choice.alive_Sb, choice.next_Sb
+        parents_Sb = np.broadcast_to(np.arange(next_Sb.shape[1]), next_Sb.shape)
         if self._length:  # before, all beams are the same
-            parents_SGw = np.where(alive_SGw, _pick(choice.beams_SGc, next_SGw), parents_SGw)
-        parents_Sb = (parents_SGw + np.arange(self._groups)[:, None] * self._width).reshape(len(alive_SGw), -1)
-        tokens_SGw = np.where(alive_SGw, _pick(choice.tokens_SGc, next_SGw), 0)
-        self._totals_SGw = np.where(alive_SGw, _pick(choice.totals_SGc, next_SGw), NEVER)
-        self._tokens_SbT = _append(self._tokens_SbT, parents_Sb, tokens_SGw)
-        self._logprobs_SbT = _append(self._logprobs_SbT, parents_Sb, _pick(logprobs_SGc, next_SGw))
+            parents_Sb = np.where(alive_Sb, _pick(choice.beams_Sc, next_Sb), parents_Sb)
+        tokens_Sb = np.where(alive_Sb, _pick(choice.tokens_Sc, next_Sb), 0)
+        self._totals_Sb = np.where(alive_Sb, _pick(choice.totals_Sc, next_Sb), NEVER)
+        self._tokens_SbT = _append(self._tokens_SbT, parents_Sb, tokens_Sb)
+        self._logprobs_SbT = _append(self._logprobs_SbT, parents_Sb, _pick(logprobs_Sc, next_Sb))
         self._length += 1
         return parents_Sb
 
     def _drop_done(self, parents_Sb: np.ndarray) -> Moves | None:
-        """Cut the hypotheses at their limit, and keep the sentences with a group that still searches."""
-        at_limit_S1 = (self._limits_S <= self._length)[:, None]
-        self._cut(np.broadcast_to(at_limit_S1, self._totals_SGw.shape[:2]), "length")
-        done_SG = self._done() | at_limit_S1
-        self._totals_SGw[done_SG] = NEVER
-        kept = np.flatnonzero(~done_SG.all(-1))
-        shrunk = len(kept) < len(done_SG)
+        """Cut the hypotheses at their limit, and keep the sentences that still search."""
+        at_limit_S = self._limits_S <= self._length
+        self._cut(at_limit_S, "length")
+        done_S = self._done() | at_limit_S
+        kept = np.flatnonzero(~done_S)
+        shrunk = len(kept) < len(done_S)
         if shrunk:
             self._sentences_S, self._limits_S = self._sentences_S[kept], self._limits_S[kept]
-            self._totals_SGw, parents_Sb = self._totals_SGw[kept], parents_Sb[kept]
+            self._totals_Sb, parents_Sb = self._totals_Sb[kept], parents_Sb[kept]
             self._tokens_SbT, self._logprobs_SbT = self._tokens_SbT[kept], self._logprobs_SbT[kept]
         if not len(kept):
             return None
@@ -234,39 +221,31 @@ class BeamState:
         )
 
     def _done(self) -> np.ndarray:
-        """Groups [S, G] that need no further step: their beams are empty, or the stopping rule is met."""
-        best_SG = self._totals_SGw.max(-1)
-        enough_SG = self.finished.counts[self._sentences_S] >= self._width
+        """Sentences [S] that need no further step: their beams are empty, or the stopping rule is met."""
+        best_S = self._totals_Sb.max(-1)
+        enough_S = self.finished.counts[self._sentences_S] >= self._settings.beam_size
         if self._settings.stopping == "heuristic":
-            enough_SG &= best_SG / self._penalties[self._length] <= self.finished.worst_kept[self._sentences_S]
+            enough_S &= best_S / self._penalties[self._length] <= self.finished.worst_kept[self._sentences_S]
         elif self._settings.stopping == "exhaustive":
             # Sums only decrease: no live hypothesis can score more than its sum over the most favourable penalty of the
             # lengths that it may still reach. The penalties are monotonic in the length.
             nearest_S = np.minimum(self._length + 1, self._limits_S)
-            bound_SG = (best_SG / self._penalties[np.stack((nearest_S, self._limits_S)), None]).max(0)
-            enough_SG &= bound_SG <= self.finished.worst_kept[self._sentences_S]
-        return enough_SG | (best_SG == NEVER)
+            bound_S = (best_S / self._penalties[np.stack((nearest_S, self._limits_S))]).max(0)
+            enough_S &= bound_S <= self.finished.worst_kept[self._sentences_S]
+        return enough_S | (best_S == NEVER)
 
-    def _cut(self, groups_SG: np.ndarray, reason: FinishReason) -> None:
-        """Finish every live hypothesis of these groups without a further token."""
-        for sentence, group, beam in np.argwhere((self._totals_SGw > NEVER) & groups_SG[..., None]).tolist():
-            self._finish(
-                (sentence, group, beam),
-                last=None,
-                total=float(self._totals_SGw[sentence, group, beam]),
-                reason=reason,
-            )
+    def _cut(self, sentences_S: np.ndarray, reason: FinishReason) -> None:
+        """Finish every live hypothesis of these sentences without a further token."""
+        for sentence, beam in np.argwhere((self._totals_Sb > NEVER) & sentences_S[:, None]).tolist():
+            self._finish((sentence, beam), last=None, total=float(self._totals_Sb[sentence, beam]), reason=reason)
 
     def _finish(
-        self, place: tuple[int, int, int], *, last: tuple[int, float] | None, total: float, reason: FinishReason
+        self, row: tuple[int, int], *, last: tuple[int, float] | None, total: float, reason: FinishReason
     ) -> None:
-        """Finish the hypothesis of (sentence, group, beam of the group). `last`: a further token, its logprob."""
-        sentence, group, beam = place
-        row = sentence, group * self._width + beam
+        """Finish the hypothesis of (sentence, beam). `last`: a further token, its logprob."""
         ids, logprobs = self._tokens_SbT[row][self._start :].tolist(), self._logprobs_SbT[row].tolist()
         self.finished.add(
-            int(self._sentences_S[sentence]),
-            group,
+            int(self._sentences_S[row[0]]),
             ids=tuple(ids if last is None else [*ids, last[0]]),
             logprobs=tuple(logprobs if last is None else [*logprobs, last[1]]),
             total=total,
@@ -274,14 +253,14 @@ class BeamState:
         )
 
 
-def _pick(values_SGx: np.ndarray, index_SGy: np.ndarray) -> np.ndarray:
-    return np.take_along_axis(values_SGx, index_SGy, -1)
+def _pick(values_Sx: np.ndarray, index_Sy: np.ndarray) -> np.ndarray:
+    return np.take_along_axis(values_Sx, index_Sy, -1)
 
 
-def _append(values_SbT: np.ndarray, parents_Sb: np.ndarray, newest_SGw: np.ndarray) -> np.ndarray:
+def _append(values_SbT: np.ndarray, parents_Sb: np.ndarray, newest_Sb: np.ndarray) -> np.ndarray:
     """Each beam's values: its parent's, and the newest."""
     inherited_SbT = np.take_along_axis(values_SbT, parents_Sb[:, :, None], 1)
-    return np.concatenate((inherited_SbT, newest_SGw.reshape(*parents_Sb.shape, 1)), -1)
+    return np.concatenate((inherited_SbT, newest_Sb[:, :, None]), -1)
 
 
 def beam_search(

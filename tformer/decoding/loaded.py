@@ -92,8 +92,7 @@ def make_translator(
 ) -> Translator:
     """A translator with the recipe's conventions, for a model in training, a loaded model or an ensemble.
 
-    A source may be as long as the model reads, whatever length it was trained on. The recipe's coverage penalty applies
-    to beams of more than one.
+    A source may be as long as the model reads, whatever length it was trained on.
 
     Args:
         tokenizers: of source and target.
@@ -104,10 +103,8 @@ def make_translator(
     """
     generation, target = recipe.generation, decoder_tokens_of(recipe, tokenizers[1])
     chosen = settings or BeamSettings.from_recipe(generation, eos_id=target.eos)
-    ranks = isinstance(chosen, BeamSettings) and chosen.beam_size > 1
     given: dict[str, Any] = {
         "length_margin": generation.length_margin,
-        "coverage_penalty": generation.coverage_penalty if ranks else 0.0,
         "max_source": min(model.max_seq_len for model in models),
     }
     given.update({name: value for name, value in options.items() if value is not None})

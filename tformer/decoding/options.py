@@ -135,10 +135,7 @@ class GenerateOptions(ReadsTexts):
     n_best: row.NBest | None = None
     length_penalty: row.LengthPenalty | None = None
     length_penalty_type: row.LengthPenaltyType | None = None
-    coverage_penalty: row.CoveragePenalty | None = None
     stopping: row.Stopping | None = None
-    beam_groups: row.BeamGroups | None = None
-    diversity_penalty: row.DiversityPenalty | None = None
     ensemble: Annotated[
         tuple[str, ...],
         BEAMS(
@@ -155,7 +152,6 @@ class GenerateOptions(ReadsTexts):
     top_k: row.TopK | None = None
     top_p: row.TopP | None = None
     min_p: row.MinP | None = None
-    typical_p: row.TypicalP | None = None
     greedy: Annotated[bool, SAMPLING("--greedy", help="Take the most probable token at every step."), Use.TEXT] = False
     num_samples: row.NumSamples = 1
     seed: Annotated[int, SAMPLING("--seed", help="The same seed gives the same text.")] = DEFAULT_SEED
@@ -345,12 +341,12 @@ class GenerateOptions(ReadsTexts):
         self, generation: Generation, *, eos_id: int | None, forced_eos: int | None = None
     ) -> BeamSettings:
         """The options over the recipe's defaults; greedy is a beam of 1."""
-        from tformer.decoding.settings import BeamSettings, fitting_beam_settings
+        from tformer.decoding.settings import BeamSettings
 
         chosen = self._values_for(BeamSettings)
         if self.is_greedy:
             chosen["beam_size"] = 1
-        return fitting_beam_settings(generation, eos_id=eos_id, forced_eos=forced_eos, **chosen)
+        return BeamSettings.from_recipe(generation, eos_id=eos_id, forced_eos=forced_eos, **chosen)
 
     def _values_for(self, settings: type) -> dict[str, Any]:
         """The options that the settings have under the same names."""

@@ -1,11 +1,11 @@
 """From logits to the next token of every row: penalties, n-gram blocking, truncation, random draws.
 
-The order is that of the field (penalty, n-gram block, temperature, top-k, top-p, min-p, typical, draw), so that
+The order is that of the field (penalty, n-gram block, temperature, top-k, top-p, min-p, draw), so that
 settings found elsewhere mean the same here. A token that is ruled out has the logit -inf; every function leaves at
 least one token.
 
 Sources: repetition penalty arXiv 1909.05858 (CTRL); n-gram blocking arXiv 1705.04304; top-k arXiv 1805.04833;
-top-p (nucleus) arXiv 1904.09751; min-p arXiv 2407.01082; locally typical sampling arXiv 2202.00666.
+top-p (nucleus) arXiv 1904.09751; min-p arXiv 2407.01082.
 
 Legend: B rows, V vocabulary, T tokens so far, padded on the left with -1.
 """
@@ -133,17 +133,6 @@ def keep_min_p(logits_BV: Tensor, min_p: float) -> Tensor:
     return logits_BV.masked_fill(logits_BV < floor_B1, NEVER)
 
 
-def keep_typical(logits_BV: Tensor, mass: float) -> Tensor:
-    """Keep the tokens whose information -log p is nearest to the entropy, until their probabilities sum to `mass`."""
-    log_p_BV = logits_BV.log_softmax(-1)
-    entropy_B1 = -(log_p_BV.exp() * log_p_BV).nansum(-1, keepdim=True)  # 0 log 0 = 0
-    distance_BV = (log_p_BV + entropy_B1).abs()
-    sorted_BV, order_BV = distance_BV.sort(dim=-1)
-    mass_BV = log_p_BV.gather(-1, order_BV).exp().cumsum(-1)
-    last_B1 = (mass_BV < mass).sum(-1, keepdim=True).clamp(max=logits_BV.shape[-1] - 1)
-    return logits_BV.masked_fill(distance_BV > sorted_BV.gather(-1, last_B1), NEVER)
-
-
 def reshape(
     logits_BV: Tensor,
     *,
@@ -151,9 +140,8 @@ def reshape(
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
-    typical_p: float = 1.0,
 ) -> Tensor:
-    """The logits of the distribution that is sampled from: temperature (> 0), then the four truncations."""
+    """The logits of the distribution that is sampled from: temperature (> 0), then the three truncations."""
     if temperature != 1.0:
         # The largest logit is moved to 0 first: dividing by a tiny temperature must not overflow to inf - inf.
         logits_BV = (logits_BV - logits_BV.amax(-1, keepdim=True)) / temperature
@@ -163,8 +151,6 @@ def reshape(
         logits_BV = keep_top_p(logits_BV, top_p)
     if min_p > 0.0:
         logits_BV = keep_min_p(logits_BV, min_p)
-    if typical_p < 1.0:
-        logits_BV = keep_typical(logits_BV, typical_p)
     return logits_BV
 
 
@@ -258,7 +244,6 @@ class TokenChooser:
                 top_k=settings.top_k,
                 top_p=settings.top_p,
                 min_p=settings.min_p,
-                typical_p=settings.typical_p,
             )
             uniforms = [stream.next() for stream in self._uniforms]
             ids_B = draw(scores_BV, torch.tensor(uniforms, dtype=torch.float64, device=scores_BV.device))

@@ -1,10 +1,7 @@
 """Force-decoding: log-probabilities of given targets, token by token, and cross-attention alignments.
 
-One forward pass reads a whole target (teacher forcing). It gives the same sums as beam search, and also alignments and
-coverage, which the engine with a cache does not compute.
-
-Coverage (Wu et al., arXiv 1609.08144, equation 14):  cp = beta * sum over sources j of log min(sum over targets i of
-p_ij, 1), with p_ij the attention of target i to source j.
+One forward pass reads a whole target (teacher forcing). It gives the same sums as beam search, and also alignments,
+which the engine with a cache does not compute.
 """
 
 from __future__ import annotations
@@ -26,7 +23,6 @@ from tformer.workers.work import QUIET, Work
 # Shapes: B rows, T source tokens, U decoder tokens, V vocabulary; of one row: t source tokens, u target tokens.
 
 HEAD = "lm"
-LEAST_COVERAGE = float(np.finfo(np.float32).tiny)  # keeps the penalty of a source without attention finite
 
 
 @dataclass(frozen=True)
@@ -121,12 +117,6 @@ def prompt_logprobs(
             tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)
             found += [(each, tuple(zip(*top, strict=True))) for each, top in zip(own, tops, strict=True)]
     return found
-
-
-def coverage_penalty(alignment: np.ndarray, beta: float) -> float:
-    """beta * sum over sources of log min(coverage, 1) of an alignment [u, t]: 0 at best, lower for skipped sources."""
-    covered_t = np.clip(alignment.astype(np.float64).sum(axis=0), LEAST_COVERAGE, 1.0)
-    return beta * float(np.log(covered_t).sum())
 
 
 def _score(

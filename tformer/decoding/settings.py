@@ -120,7 +120,6 @@ class GenerationSettings(DecodingSettings):
     top_k: row.TopK = DEFAULT.top_k  # 0: off
     top_p: row.TopP = DEFAULT.top_p  # 1: off
     min_p: row.MinP = DEFAULT.min_p  # 0: off
-    typical_p: row.TypicalP = DEFAULT.typical_p  # 1: off
     stop_texts: row.Stop = DEFAULT.stop
     seed: int = 0
     num_samples: row.NumSamples = 1  # completions per prompt
@@ -153,9 +152,8 @@ class BeamSettings(DecodingSettings):
     search does not depend on `n_best`, by which the caller cuts the list.
 
     `repetition_penalty` multiplies the log-probability of tokens that a hypothesis (or its history) already holds; it
-    counts in `score`, not in `logprob`. `diversity_penalty` is subtracted from a token once for every hypothesis of
-    earlier groups that took it at the same step; it counts in the choice only. Where `at_limit` is `cut`, `forced_eos`
-    adds nothing to `score`, and the model's own log-probability to `logprob`.
+    counts in `score`, not in `logprob`. Where `at_limit` is `cut`, `forced_eos` adds nothing to `score`, and the
+    model's own log-probability to `logprob`.
     """
 
     beam_size: row.BeamSize = 4
@@ -164,8 +162,6 @@ class BeamSettings(DecodingSettings):
     length_penalty_type: row.LengthPenaltyType = DEFAULT.length_penalty_type
     counted_start: int = 0  # tokens before the new ones that the length penalty counts: a forced first of every target
     stopping: row.Stopping = DEFAULT.stopping
-    beam_groups: row.BeamGroups = DEFAULT.beam_groups  # 1: off
-    diversity_penalty: row.DiversityPenalty = DEFAULT.diversity_penalty  # 0: off
 
     def penalty(self, length: int) -> float:
         """The divisor of the sum of log-probabilities; `length`: number of new tokens."""
@@ -175,33 +171,6 @@ class BeamSettings(DecodingSettings):
     def _check(cls, values: Mapping[str, Any], *, names: Mapping[str, str]) -> None:
         super()._check(values, names=names)
         _check_order(values, names, "n_best", "beam_size")
-        if values["beam_size"] % values["beam_groups"]:
-            raise InputError(
-                f"{_shown('beam_size', values, names)} cannot be divided into {values['beam_groups']} groups of one "
-                "size",
-                hint=f"{_flag('beam_groups', names)} must divide {_flag('beam_size', names)}",
-            )
-        if values["diversity_penalty"] and values["beam_groups"] == 1:
-            raise InputError(
-                f"{_shown('diversity_penalty', values, names)} has no effect with one group of beams",
-                hint=f"set {_flag('beam_groups', names)} to 2 or more",
-            )
-
-
-def fitting_beam_settings(generation: Generation, *, eos_id: int | None, **overrides: Any) -> BeamSettings:
-    """`BeamSettings.from_recipe` for another beam than the recipe's, whose groups may not fit it.
-
-    The recipe's `beam_groups` are dropped for an overriding `beam_size` that they do not divide, its
-    `diversity_penalty` for a single group that was not its own.
-
-    Raises InputError for overrides that contradict one another, and for a recipe that contradicts itself.
-    """
-    given = {name: value for name, value in overrides.items() if value is not None}
-    if given.get("beam_size", 0) % generation.beam_groups:
-        given.setdefault("beam_groups", 1)
-    if given.get("beam_groups") == 1:
-        given.setdefault("diversity_penalty", 0.0)
-    return BeamSettings.from_recipe(generation, eos_id=eos_id, **given)
 
 
 def _check_order(values: Mapping[str, Any], names: Mapping[str, str], smaller: str, larger: str) -> None:

@@ -1,9 +1,7 @@
 """Translation of texts by encoder-decoders, and continuation of prompts by decoder-only models with beam search.
 
 `Translator` is for translation, summaries, any text-to-text task. Sentences are sorted by length inside, decoded in
-batches by beam search (or sampled), and returned in their order. An empty text gives an empty text. With a coverage
-penalty (`score.coverage_penalty`) every finished hypothesis is read once more for its attention, and ranked by score +
-penalty: s = log P / lp + cp (arXiv 1609.08144, equation 14).
+batches by beam search (or sampled), and returned in their order. An empty text gives an empty text.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from tformer.decoding.beam_search import beam_search
 from tformer.decoding.completion import TextFollower
 from tformer.decoding.generate import generate
 from tformer.decoding.prompts import OnCut, OnRead, encode_prompts, suppressed_tokens
-from tformer.decoding.score import Links, coverage_penalty, links_of, mean_attention
+from tformer.decoding.score import Links, links_of, mean_attention
 from tformer.decoding.sentences import LINES, Places, Sentence, SentenceReader, TooLong
 from tformer.decoding.settings import (
     BeamSettings,
@@ -45,7 +43,7 @@ class Translation:
     Attributes:
         text: with the forced prefix, without special tokens.
         ids: the tokens after the start tokens: the forced prefix, the new tokens, and eos where it ends by one.
-        score: what translations are ranked by: log-probability / length penalty, + coverage penalty.
+        score: what translations are ranked by: log-probability / length penalty.
         logprob: of the tokens after the forced prefix (natural logarithm).
         finish_reason: `eos`, `stop`, `length` or `interrupted`.
         alignment: for each token of the text, the source token with its highest attention. None unless requested.
@@ -81,7 +79,7 @@ OnText = Callable[[int, list[Translation]], None]
 
 
 def best_of_each_text(ranked: Iterable[Translation], count: int) -> list[Translation]:
-    """The first `count`. If a text has several segmentations, the best one stays, from each group that found it."""
+    """The first `count`. If a text has several segmentations, the best one stays."""
     best: dict[str, tuple[int, ...]] = {}
     return [answer for answer in ranked if best.setdefault(answer.text, answer.ids) == answer.ids][:count]
 
@@ -104,7 +102,6 @@ class Translator:
         target: DecoderTokens,
         max_source: int,
         length_margin: int | None = None,
-        coverage_penalty: float = 0.0,
         alignments: bool = False,
         too_long: TooLong = "error",
         on_read: OnRead = lambda *_: None,
@@ -116,22 +113,19 @@ class Translator:
             target: the decoder's start and end tokens.
             max_source: maximum number of tokens of a source, special ones included; a model's context may be shorter.
             length_margin: a translation has at most this number of tokens more than its source text; None: no limit.
-            coverage_penalty: beta, 0: off. Beam search only.
             alignments: whether translations have alignments.
             too_long: whether longer sources are errors or are cut.
             on_read: called for each text that is not empty.
 
-        Raises InputError for sampling with an ensemble, or with a coverage penalty.
+        Raises InputError for sampling with an ensemble.
         """
         if isinstance(settings, GenerationSettings) and len(models) > 1:
             raise InputError(f"an ensemble of {len(models)} models decodes with beam search, it cannot sample")
-        if isinstance(settings, GenerationSettings) and coverage_penalty:
-            raise InputError("a coverage penalty ranks the hypotheses of beam search, it cannot be sampled with")
         context = min(model.longest_target for model in models)
         ends: dict[str, Any] = {"eos_id": target.eos, "forced_eos": target.forced_eos}
         if isinstance(settings, BeamSettings):
             ends["counted_start"] = len(target.prefix) - 1
-        self._settings, self._alignments, self._coverage = replace(settings, **ends), alignments, coverage_penalty
+        self._settings, self._alignments = replace(settings, **ends), alignments
         self._models, self.target_tokenizer, self._target = list(models), target_tokenizer, target
         self._on_read = on_read
         self._suppressed = suppressed_tokens(
@@ -279,32 +273,18 @@ class Translator:
             suppressed=self._suppressed,
             should_stop=should_stop,
         )
-        penalties = self._coverage_penalties(sentences, found)
-        return [
-            self._ranked(settings, sentence, hypotheses, extra)
-            for sentence, hypotheses, extra in zip(sentences, found, penalties, strict=True)
-        ]
+        pairs = zip(sentences, found, strict=True)
+        return [self._ranked(settings, sentence, hypotheses) for sentence, hypotheses in pairs]
 
-    def _coverage_penalties(self, sentences: Sequence[Sentence], found: list[list[Hypothesis]]) -> list[list[float]]:
-        """The term that is added to the score of each hypothesis."""
-        if not self._coverage:
-            return [[0.0] * len(hypotheses) for hypotheses in found]
-        pairs = [(s, (*s.prefix, *h.ids)) for s, hypotheses in zip(sentences, found, strict=True) for h in hypotheses]
-        flat = iter([coverage_penalty(alignment, self._coverage) for alignment in self._attention(pairs)])
-        return [[next(flat) for _ in hypotheses] for hypotheses in found]
-
-    def _ranked(
-        self, settings: BeamSettings, sentence: Sentence, hypotheses: list[Hypothesis], extra: list[float]
-    ) -> list[Translation]:
-        """The first `n_best` of different texts; interrupted ones, whose scores lack an end, last."""
+    def _ranked(self, settings: BeamSettings, sentence: Sentence, hypotheses: list[Hypothesis]) -> list[Translation]:
+        """The first `n_best` of different texts."""
         forced, answers = len(sentence.prefix), []
-        for found, penalty in zip(hypotheses, extra, strict=True):
-            ids, score = (*sentence.prefix, *found.ids), found.score + penalty
+        for found in hypotheses:
+            ids = (*sentence.prefix, *found.ids)
             text, reason = self._text(ids), found.finish_reason
             answers.append(
-                Translation(text, ids, score, found.logprob, reason, num_forced=forced, logprobs=found.logprobs)
+                Translation(text, ids, found.score, found.logprob, reason, num_forced=forced, logprobs=found.logprobs)
             )
-        answers.sort(key=lambda answer: (answer.finish_reason == "interrupted", -answer.score))
         return best_of_each_text(answers, settings.n_best)
 
     # --- sampling -----------------------------------------------------------------------------------------------------

@@ -296,7 +296,6 @@ def _translations(
         *models,
         settings=settings,
         length_margin=options.length_margin,
-        coverage_penalty=options.coverage_penalty,
         alignments=options.alignments,
         too_long=options.too_long,
         on_read=reach.add,

@@ -35,7 +35,7 @@ BATCH_TOKENS = 4096
 NEW_TOKENS = 256  # where a task does not say
 # Keyword of a task's generation -> ours.
 GENERATION = {
-    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")},
+    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")},
     "min_new_tokens": "min_new_tokens",
     "no_repeat_ngram_size": "no_repeat_ngram",
 }

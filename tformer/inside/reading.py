@@ -26,7 +26,7 @@ from tformer.decoding.fill_mask import SPACE_BEFORE_WORD, SPELLINGS
 from tformer.decoding.generate import generate
 from tformer.decoding.loaded import translator_of
 from tformer.decoding.prompts import suppressed_tokens, task_prefix
-from tformer.decoding.settings import GenerationSettings, fitting_beam_settings
+from tformer.decoding.settings import BeamSettings, GenerationSettings
 from tformer.inside.answers import CLASSIFIERS, answer_id
 from tformer.inside.lens import OWN
 from tformer.inside.options import AttributeOptions, LensOptions, ReadOptions
@@ -286,7 +286,7 @@ def _translated(loaded: Loaded, given: Inputs, source: Sequence[int]) -> list[in
     limits = {}
     if given.max_new_tokens is not None:  # a smaller --max-new-tokens also lowers the recipe's minimum length
         limits["min_new_tokens"] = min(loaded.recipe.generation.min_new_tokens, given.max_new_tokens)
-    settings = fitting_beam_settings(
+    settings = BeamSettings.from_recipe(
         loaded.recipe.generation, eos_id=ends.eos, max_new_tokens=given.max_new_tokens, **limits
     )
     translator = translator_of(loaded, settings=settings, too_long="cut", max_source=len(source))

@@ -1,7 +1,7 @@
 """Conversion between `generation_config.json` (formerly keys of config.json) and a recipe's `generation` section.
 
     max_new_tokens, max_length       max_new_tokens (their lengths count the decoder's start; a decoder's prompt too)
-    do_sample, temperature, top_*    temperature 0 where they never sample; min_p and typical_p have the same name
+    do_sample, temperature, top_*    temperature 0 where they never sample; min_p has the same name
     num_beams, early_stopping        beam_size, stopping: true is `beam`, false `heuristic`, "never" `exhaustive`
     length_penalty                   length_penalty of the type `avg`
     eos_token_id                     the first is the recipe's eos, the others are stop_tokens
@@ -29,11 +29,12 @@ MAX_BYTES = 16 << 20
 SEQ2SEQ = AUTO_CLASSES["AutoModelForSeq2SeqLM"]
 WRITES = (*AUTO_CLASSES["AutoModelForCausalLM"], *SEQ2SEQ)
 STOPPING: Mapping[bool | str, str] = {True: "beam", False: "heuristic", "never": "exhaustive"}
-SAMPLING = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}  # transformers' defaults
+SAMPLING = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0}  # transformers' defaults
 MAX_LENGTH_PENALTY = 10
 
 # Keys that change what is generated and have no counterpart in tformer -> the values that switch them off.
 WITHOUT_COUNTERPART: Mapping[str, tuple[Any, ...]] = {
+    "typical_p": (1.0,),
     "epsilon_cutoff": (0.0,),
     "eta_cutoff": (0.0,),
     "top_h": (),
@@ -140,7 +141,6 @@ def write_generation(recipe: Recipe, tokenizer: Tokenizer | None) -> dict[str, A
     if samples:
         document |= {"temperature": ours.temperature, "top_k": ours.top_k, "top_p": ours.top_p}
         document |= {"min_p": ours.min_p} if ours.min_p else {}
-        document |= {"typical_p": ours.typical_p} if ours.typical_p < 1 else {}
     if ours.beam_size > 1:
         penalty = ours.length_penalty if ours.length_penalty_type == "avg" else 0.0
         theirs = next(theirs for theirs, name in STOPPING.items() if name == ours.stopping)
@@ -165,9 +165,7 @@ def left_unsaid(recipe: Recipe) -> tuple[str, ...]:
     ours = recipe.generation
     odd = {
         "length_penalty_type": ours.length_penalty_type == "gnmt" and ours.beam_size > 1,
-        "coverage_penalty": bool(ours.coverage_penalty),
         "length_margin": ours.length_margin is not None,
-        "beam_groups": ours.beam_groups > 1,
         "at_limit": ours.at_limit == "end",
         "stop": bool(ours.stop),  # `generate` refuses stop_strings that come without a tokenizer
     }

@@ -1,4 +1,4 @@
-"""Migrations of stored recipes: one function for each step of the schema, from plain data to plain data.
+"""Migrations of stored recipes: keys that are gone, and one function for each step of the schema.
 
 A new SCHEMA_VERSION needs a row in MIGRATIONS, and a file `schema-<n>.yaml` of the old schema in the tests' fixtures,
 as the last release wrote it. Every recipe that tformer writes states its schema; a file without the key is of the
@@ -7,12 +7,30 @@ newest.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from tformer.recipe.recipe import SCHEMA_VERSION
+from tformer.recipe.schema import value_at
+from tformer.recipe.yaml_text import KeyPath
 from tformer.support.errors import InputError
 from tformer.support.formatting import describe
+
+GONE: Mapping[KeyPath, tuple[Any, str]] = {
+    ("generation", "typical_p"): (1.0, "use generation.top_p or generation.min_p"),
+    ("generation", "coverage_penalty"): (0.0, "generation.length_penalty remains"),
+    ("generation", "beam_groups"): (1, "draw samples with generation.temperature for different texts"),
+    ("generation", "diversity_penalty"): (0.0, "draw samples with generation.temperature for different texts"),
+    ("training", "parallel", "shard_size"): (
+        None,
+        "training.parallel.kind fsdp divides over all processes",
+    ),
+}
+"""Keys that runs of earlier versions state -> the value that changed nothing, and what remains for another one."""
+
+RENAMED: Mapping[KeyPath, Mapping[Any, Any]] = {("training", "parallel", "kind"): {"auto": "ddp"}}
+"""Values that runs of earlier versions state -> those of the same meaning."""
 
 Migration = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -23,7 +41,11 @@ MIGRATIONS: Mapping[int, Migration] = {}
 def migrate(
     data: dict[str, Any], *, name: str, migrations: Mapping[int, Migration] = MIGRATIONS, to: int = SCHEMA_VERSION
 ) -> dict[str, Any]:
-    """The data of a recipe in schema `to`; `name`: of the recipe in messages. InputError for a newer or invalid one."""
+    """The data of a recipe in schema `to`; `name`: of the recipe in messages.
+
+    Raises InputError for a newer or invalid schema, and for a key that is gone and would change something.
+    """
+    data = _without_gone(data, name)
     found = data.get("schema", to)
     if not isinstance(found, int) or isinstance(found, bool) or found < 1:
         expected = " or ".join(map(str, range(1, to + 1)))
@@ -34,4 +56,20 @@ def migrate(
         )
     for version in range(found, to):
         data = {**migrations[version](data), "schema": version + 1}
+    return data
+
+
+def _without_gone(data: dict[str, Any], name: str) -> dict[str, Any]:
+    data = copy.deepcopy(data)
+    for path, (neutral, remains) in GONE.items():
+        section = value_at(path[:-1], data)
+        if not isinstance(section, dict) or path[-1] not in section:
+            continue
+        if (value := section.pop(path[-1])) != neutral:
+            found = f"{name}: {'.'.join(path)}: found {describe(value)}, a key that tformer no longer has"
+            raise InputError(found, hint=remains)
+    for path, names in RENAMED.items():
+        section = value_at(path[:-1], data)
+        if isinstance(section, dict) and isinstance(value := section.get(path[-1]), str):
+            section[path[-1]] = names.get(value, value)
     return data

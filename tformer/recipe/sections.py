@@ -273,7 +273,6 @@ class Generation(Section):
     top_k: row.TopK = 0  # sample from this many most probable tokens; 0: off
     top_p: row.TopP = 1.0  # nucleus sampling (arXiv 1904.09751); 1: off
     min_p: row.MinP = 0.0  # minimum probability, as a share of the highest (arXiv 2407.01082); 0: off
-    typical_p: row.TypicalP = 1.0  # locally typical sampling (arXiv 2202.00666); 1: off
     repetition_penalty: row.RepetitionPenalty = 1.0  # makes used tokens less likely (arXiv 1909.05858); 1: off
     no_repeat_ngram: row.NoRepeatNgram = 0  # never repeat a sequence of this many tokens (arXiv 1705.04304); 0: off
     min_new_tokens: row.MinNewTokens = 0  # minimum length of an output
@@ -284,12 +283,9 @@ class Generation(Section):
     length_penalty: row.LengthPenalty = 1.0  # exponent A of the divisor of a log-probability; higher: longer texts
     # divisor: gnmt ((5 + length)/6)^A (arXiv 1609.08144); avg length^A; none 1
     length_penalty_type: row.LengthPenaltyType = "avg"
-    coverage_penalty: row.CoveragePenalty = 0.0  # weight of the source's coverage (arXiv 1609.08144); 0: off
     # when a beam search ends. beam: beam_size hypotheses have finished; heuristic: also no unfinished one scores higher
     # than the worst finished one; exhaustive: none can score higher any more
     stopping: row.Stopping = "heuristic"
-    beam_groups: row.BeamGroups = 1  # groups of diverse beam search (arXiv 1610.02424); 1: off
-    diversity_penalty: row.DiversityPenalty = 0.0  # subtracted from the score of tokens that an earlier group chose
     suppress_tokens: tuple[NonNegative, ...] | None = None  # ids never generated; null: pad and those at the start
     stop: row.Stop = ()  # texts that end an output
     stop_tokens: tuple[NonNegative, ...] = ()  # further ids that end a text (Llama 3 has several)

@@ -29,7 +29,7 @@ from tformer.workers.work import Work
 
 Result = TypeVar("Result")
 
-OPENAI = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0}
+OPENAI = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 """Defaults of OpenAI's API, in place of the model's own."""
 TEXTS_AT_ONCE = 32  # in one job of the models' thread
 

@@ -180,21 +180,6 @@ MinP = Annotated[
     Use.SAMPLE,
     Neutral(0),
 ]
-TypicalP = Annotated[
-    float,
-    Gt(0),
-    Le(1),
-    Must(lambda value: 0 < value <= 1, "above 0 and at most 1 (1 is off)"),
-    SAMPLING(
-        "--typical-p",
-        help="Keep the tokens whose information is nearest to the entropy, up to the probability P.",
-        rare=True,
-        default="the recipe's",
-        metavar="P",
-    ),
-    Use.SAMPLE,
-    Neutral(1),
-]
 NumSamples = Annotated[
     int,
     Gt(0),
@@ -254,22 +239,6 @@ LengthPenaltyType = Annotated[
     ),
     Use.SEARCH,
 ]
-CoveragePenalty = Annotated[
-    float,
-    Ge(0),
-    PENALTY,
-    BEAMS(
-        "--coverage-penalty",
-        metavar="C",
-        help="Penalize source tokens with little attention: add C times the sum of log min(attention, 1) over the "
-        "source tokens to a score.",
-        rare=True,
-        default="the recipe's",
-    ),
-    Use.SEARCH,
-    Use.SOURCE,
-    Neutral(0),
-]
 Stopping = Annotated[
     Literal["beam", "heuristic", "exhaustive"],
     one_of("beam", "heuristic", "exhaustive"),
@@ -282,36 +251,6 @@ Stopping = Annotated[
         rare=True,
     ),
     Use.SEARCH,
-]
-BeamGroups = Annotated[
-    int,
-    Gt(0),
-    Le(MOST_BEAMS),
-    at_least(1, " (1 is off)"),
-    ROWS,
-    BEAMS(
-        "--beam-groups",
-        metavar="G",
-        help="Divide the beam into G groups that choose different tokens.",
-        rare=True,
-        default="the recipe's",
-    ),
-    Use.SEARCH,
-]
-DiversityPenalty = Annotated[
-    float,
-    Ge(0),
-    Must(lambda value: 0 <= value < INFINITE, "at least 0 (0 is off) and finite"),
-    PENALTY,
-    BEAMS(
-        "--diversity-penalty",
-        metavar="X",
-        help="Subtract X from a token's score for each hypothesis of an earlier group that chose it at this step.",
-        rare=True,
-        default="the recipe's",
-    ),
-    Use.SEARCH,
-    Neutral(0),
 ]
 
 # --- the whole table --------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from tformer.decoding.loaded import make_translator, translator_of
 from tformer.decoding.options import batch_on
 from tformer.decoding.prompts import task_prefix
 from tformer.decoding.score import score_targets
-from tformer.decoding.settings import BeamSettings, fitting_beam_settings
+from tformer.decoding.settings import BeamSettings
 from tformer.decoding.translate import Translator
 from tformer.evaluation.classifier import GivenRows
 from tformer.evaluation.options import EvaluationOptions
@@ -324,8 +324,8 @@ class PairValidation:
                 raise InputError(
                     f"{key}: found {beam_size}, expected at most the target's {target.vocab_size} token ids"
                 )
-        beam = fitting_beam_settings(generation, eos_id=eos, beam_size=size) if size else None
-        return cls(recipe, tokenizers, beam, fitting_beam_settings(generation, eos_id=eos, beam_size=1))
+        beam = BeamSettings.from_recipe(generation, eos_id=eos, beam_size=size) if size else None
+        return cls(recipe, tokenizers, beam, BeamSettings.from_recipe(generation, eos_id=eos, beam_size=1))
 
     def validate(
         self,
@@ -485,7 +485,7 @@ def _translator(loaded: Loaded, options: EvaluationOptions) -> Translator:
     generation, max_new_tokens = loaded.recipe.generation, options.max_new_tokens
     if max_new_tokens is None and options.seq_len is not None:  # of targets of another length than in training
         max_new_tokens = max(options.seq_len, generation.max_new_tokens)
-    settings = fitting_beam_settings(
+    settings = BeamSettings.from_recipe(
         generation,
         beam_size=options.beam_size,
         max_new_tokens=max_new_tokens,
