@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import traceback
 from collections.abc import Callable
@@ -125,6 +126,7 @@ def _run(worker: Worker, job: Job, device: str, stop: StopFlag) -> Failure | Non
         job.run(worker)
     except (Exception, KeyboardInterrupt) as error:
         console.rich.quiet = False
+        stop.echo_seconds = math.inf  # it ends: the launcher may send a signal before it has reported why
         return _failure_of(error, worker, stop)
     return None
 
