@@ -96,7 +96,7 @@ def add_adapters(model: Transformer, recipe: Model, lora: Lora) -> None:
             found |= new
         return found
 
-    of_data = (head for head in recipe.heads if head.label_kind is not None or getattr(head, "labels_tokens", False))
+    of_data = (head for head in recipe.heads if head.label_kind is not None or head.labels_tokens)
     heads = [f"heads.{head.kind}.*" for head in of_data]
     every = [part.name for _, parts in projections(model).values() for part in parts]
     ends = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in every))

@@ -34,7 +34,7 @@ def test_an_objective_trains_adapters_and_heads_over_labels_alone(kind: str, dor
     state = model.state_dict()
     changed = {name for name in state if not torch.equal(state[name], before[name])}
     assert not changed & model.base_names and any(ADAPTER in name for name in changed)
-    own = tuple(f"heads.{head.kind}." for head in heads if head.label_kind or hasattr(head, "labels_tokens"))
+    own = tuple(f"heads.{head.kind}." for head in heads if head.label_kind or head.labels_tokens)
     assert all(ADAPTER in name or name.startswith(own) for name in changed)
     if OBJECTIVES[kind.split(",")[0]].compares_base:  # a merged model has no base to compare with
         return

@@ -8,12 +8,6 @@
     token_classifier project(dropout(x)), L numbers per token; span: two, of the start and the end of an answer
     multiple_choice  project(dropout(tanh(dense(x_cls)))), one number per pair of a question and a choice
 
-Each options dataclass states facts about its head:
-    over_vocabulary  it predicts tokens
-    pools            it reads one vector per sequence
-    label_kind       kind of the label of an example: "classes" (one of L), "labels" (any of L), "score"; None: no label
-    labels_tokens    the labels are of tokens: tags of words, borders of an answer
-
 Shape legend: B batch, T positions, D d_model, L labels.
 """
 
@@ -278,13 +272,46 @@ class TokenHead(nn.Module):
 
 
 @dataclass(frozen=True)
-class ClassifierHeadOptions:
-    """Class scores of a whole text or image, from one pooled hidden state (arXiv 1810.04805)."""
+class HeadFacts:
+    """What the options of every head state about it.
+
+    Attributes:
+        over_vocabulary: it predicts tokens.
+        pools: it reads one vector per sequence.
+        labels_tokens: the labels are of tokens: tags of words, borders of an answer.
+    """
 
     over_vocabulary: ClassVar[bool] = False
-    pools: ClassVar[bool] = True
-    kind: Literal["classifier"] = "classifier"
+    pools: ClassVar[bool] = False
+    labels_tokens: ClassVar[bool] = False
+
+    @property
+    def label_kind(self) -> LabelKind | None:
+        """The kind of an example's label: one of L classes, any of L labels, or a score; None: no label."""
+        return None
+
+
+@dataclass(frozen=True)
+class CountedOptions(HeadFacts):
+    """Options of a head with a score for each of a number of labels."""
+
+    kind: str
     num_labels: int | None = None  # null: taken from the data's labels
+
+    def count(self, context: HeadContext) -> int:
+        """The number of labels. Raises ValueError where neither the options nor the data have it."""
+        found = context.num_labels if self.num_labels is None else self.num_labels
+        if found is None:
+            raise ValueError(f"a {self.kind} head needs num_labels")
+        return found
+
+
+@dataclass(frozen=True)
+class PooledOptions(HeadFacts):
+    """Options of a head that projects one pooled hidden state."""
+
+    pools: ClassVar[bool] = True
+    kind: str
     # which hidden state, or mean or maximum of them, the head reads; attention: a learned mean (arXiv 2104.05704)
     pooling: HeadPooling = "cls"
     pooler: bool = True  # dense -> activation before the projection
@@ -292,6 +319,26 @@ class ClassifierHeadOptions:
     pooler_bias: bool = True  # bias of the pooler
     pooler_norm: bool = False  # normalize what the pooler gives, with the stack's kind of norm (ModernBERT)
     dropout: float | None = None  # null: the stack's dropout
+
+    def pooled_head(self, context: HeadContext, outputs: int, label_kind: LabelKind) -> nn.Module:
+        return PooledHead(
+            context.d_model,
+            outputs,
+            pooling=self.pooling,
+            pooler=self.pooler,
+            activation=self.activation,
+            dropout=context.dropout if self.dropout is None else self.dropout,
+            label_kind=label_kind,
+            pooler_bias=self.pooler_bias,
+            norm=context.norm if self.pooler_norm else None,
+        )
+
+
+@dataclass(frozen=True)
+class ClassifierHeadOptions(PooledOptions, CountedOptions):  # the order of its keys: kind, num_labels, pooling, ...
+    """Class scores of a whole text or image, from one pooled hidden state (arXiv 1810.04805)."""
+
+    kind: Literal["classifier"] = "classifier"
     multi_label: bool = False  # any number of labels per example
 
     @property
@@ -299,39 +346,28 @@ class ClassifierHeadOptions:
         return "labels" if self.multi_label else "classes"
 
     def build(self, context: HeadContext) -> nn.Module:
-        num_labels = context.num_labels if self.num_labels is None else self.num_labels
-        if num_labels is None:
-            raise ValueError("a classifier head needs num_labels")
-        return _pooled_head(self, context, num_labels)
+        return self.pooled_head(context, self.count(context), self.label_kind)
 
 
 @dataclass(frozen=True)
-class RegressionHeadOptions:
+class RegressionHeadOptions(PooledOptions):
     """One number for a whole text, from one pooled hidden state."""
 
-    over_vocabulary: ClassVar[bool] = False
-    pools: ClassVar[bool] = True
-    label_kind: ClassVar[LabelKind] = "score"
     kind: Literal["regression"] = "regression"
-    # which hidden state, or mean or maximum of them, the head reads; attention: a learned mean (arXiv 2104.05704)
-    pooling: HeadPooling = "cls"
-    pooler: bool = True  # dense -> activation before the projection
-    activation: HeadActivation = "tanh"  # of the pooler
-    pooler_bias: bool = True  # bias of the pooler
-    pooler_norm: bool = False  # normalize what the pooler gives, with the stack's kind of norm (ModernBERT)
-    dropout: float | None = None  # null: the stack's dropout
+
+    @property
+    def label_kind(self) -> LabelKind:
+        return "score"
 
     def build(self, context: HeadContext) -> nn.Module:
-        return _pooled_head(self, context, 1)
+        return self.pooled_head(context, 1, self.label_kind)
 
 
 @dataclass(frozen=True)
-class NextSentenceHeadOptions:
+class NextSentenceHeadOptions(HeadFacts):
     """Does the second text follow the first? (BERT, arXiv 1810.04805)"""
 
-    over_vocabulary: ClassVar[bool] = False
     pools: ClassVar[bool] = True
-    label_kind: ClassVar[LabelKind | None] = None
     kind: Literal["next_sentence"] = "next_sentence"
 
     def build(self, context: HeadContext) -> nn.Module:
@@ -339,12 +375,10 @@ class NextSentenceHeadOptions:
 
 
 @dataclass(frozen=True)
-class PoolerHeadOptions:
+class PoolerHeadOptions(HeadFacts):
     """The pooled vector of the first position. No objective trains it; BERT's published bodies have one."""
 
-    over_vocabulary: ClassVar[bool] = False
     pools: ClassVar[bool] = True
-    label_kind: ClassVar[LabelKind | None] = None
     kind: Literal["pooler"] = "pooler"
 
     def build(self, context: HeadContext) -> nn.Module:
@@ -352,12 +386,10 @@ class PoolerHeadOptions:
 
 
 @dataclass(frozen=True)
-class EmbeddingHeadOptions:
+class EmbeddingHeadOptions(HeadFacts):
     """The vector of a whole text, pooled from the hidden states (arXiv 1908.10084). It has no parameters."""
 
-    over_vocabulary: ClassVar[bool] = False
     pools: ClassVar[bool] = True
-    label_kind: ClassVar[LabelKind | None] = None
     kind: Literal["embedding"] = "embedding"
     pooling: Pooling = "mean"  # which hidden state, or mean or maximum of them, is the vector
     normalize: bool = True  # vectors of length 1
@@ -375,12 +407,9 @@ class EmbeddingHeadOptions:
 
 
 @dataclass(frozen=True)
-class ReplacedTokenHeadOptions:
+class ReplacedTokenHeadOptions(HeadFacts):
     """Was this token replaced? A score for each token (ELECTRA, arXiv 2003.10555)."""
 
-    over_vocabulary: ClassVar[bool] = False
-    pools: ClassVar[bool] = False
-    label_kind: ClassVar[LabelKind | None] = None
     kind: Literal["replaced_token"] = "replaced_token"
     activation: HeadActivation = "gelu"  # of the transform
 
@@ -389,35 +418,25 @@ class ReplacedTokenHeadOptions:
 
 
 @dataclass(frozen=True)
-class TokenClassifierHeadOptions:
+class TokenClassifierHeadOptions(CountedOptions):
     """Scores of L labels for each token, as for named entities (BERT, arXiv 1810.04805, section 5.3)."""
 
-    over_vocabulary: ClassVar[bool] = False
-    pools: ClassVar[bool] = False
     labels_tokens: ClassVar[bool] = True
-    label_kind: ClassVar[LabelKind | None] = None
     kind: Literal["token_classifier"] = "token_classifier"
-    num_labels: int | None = None  # null: taken from the data's labels
     transform: bool = False  # dense, activation and norm before the projection (ModernBERT)
     activation: HeadActivation = "gelu"  # activation of the transform
     dense_bias: bool = True  # bias of the transform
     dropout: float | None = None  # null: the stack's dropout
 
     def build(self, context: HeadContext) -> nn.Module:
-        num_labels = context.num_labels if self.num_labels is None else self.num_labels
-        if num_labels is None:
-            raise ValueError("a token_classifier head needs num_labels")
-        return _token_head(self, context, num_labels)
+        return _token_head(self, context, self.count(context))
 
 
 @dataclass(frozen=True)
-class SpanHeadOptions:
+class SpanHeadOptions(HeadFacts):
     """Two scores for each token: the answer starts here, it ends here (SQuAD; BERT, arXiv 1810.04805, section 4.2)."""
 
-    over_vocabulary: ClassVar[bool] = False
-    pools: ClassVar[bool] = False
     labels_tokens: ClassVar[bool] = True
-    label_kind: ClassVar[LabelKind | None] = None
     kind: Literal["span"] = "span"
     transform: bool = False  # dense, activation and norm before the projection (ModernBERT)
     activation: HeadActivation = "gelu"  # activation of the transform
@@ -429,12 +448,10 @@ class SpanHeadOptions:
 
 
 @dataclass(frozen=True)
-class MultipleChoiceHeadOptions:
+class MultipleChoiceHeadOptions(HeadFacts):
     """One score for each pair of a question and a choice (SWAG; BERT, arXiv 1810.04805, section 4.4)."""
 
-    over_vocabulary: ClassVar[bool] = False
     pools: ClassVar[bool] = True
-    label_kind: ClassVar[LabelKind | None] = None
     kind: Literal["multiple_choice"] = "multiple_choice"
     dropout: float | None = None  # null: the stack's dropout
 
@@ -451,20 +468,4 @@ def _token_head(options: TokenClassifierHeadOptions | SpanHeadOptions, context: 
         chooses="positions" if options.kind == "span" else "labels",
         transform=(options.activation, context.norm) if options.transform else None,
         dense_bias=options.dense_bias,
-    )
-
-
-def _pooled_head(
-    options: ClassifierHeadOptions | RegressionHeadOptions, context: HeadContext, outputs: int
-) -> nn.Module:
-    return PooledHead(
-        context.d_model,
-        outputs,
-        pooling=options.pooling,
-        pooler=options.pooler,
-        activation=options.activation,
-        dropout=context.dropout if options.dropout is None else options.dropout,
-        label_kind=options.label_kind,
-        pooler_bias=options.pooler_bias,
-        norm=context.norm if options.pooler_norm else None,
     )

@@ -28,7 +28,7 @@ from tformer.nn.classification_heads import (
     EmbeddingHeadOptions,
     HeadActivation,
     HeadContext,
-    LabelKind,
+    HeadFacts,
     MultipleChoiceHeadOptions,
     NextSentenceHeadOptions,
     PoolerHeadOptions,
@@ -135,12 +135,10 @@ class VocabularyHead(nn.Module):
 
 
 @dataclass(frozen=True)
-class LmHeadOptions:
+class LmHeadOptions(HeadFacts):
     """Next-token (or decoder) logits. `scale` multiplies the hidden state: a number, or d^-1/2 as in T5 v1.0."""
 
     over_vocabulary: ClassVar[bool] = True
-    pools: ClassVar[bool] = False
-    label_kind: ClassVar[LabelKind | None] = None
     kind: Literal["lm"] = "lm"
     bias: bool = False  # a bias for each vocabulary entry
     scale: Literal["none", "inverse_sqrt_d"] | float = "none"  # factor of the hidden state; T5 v1.0: d^-1/2
@@ -159,12 +157,10 @@ class LmHeadOptions:
 
 
 @dataclass(frozen=True)
-class MaskedLmHeadOptions:
+class MaskedLmHeadOptions(HeadFacts):
     """BERT's dense -> activation -> norm transform before the (tied) projection."""
 
     over_vocabulary: ClassVar[bool] = True
-    pools: ClassVar[bool] = False
-    label_kind: ClassVar[LabelKind | None] = None
     kind: Literal["masked_lm"] = "masked_lm"
     bias: bool = True  # a bias for each vocabulary entry
     transform: bool = True  # dense, activation and norm before the projection
