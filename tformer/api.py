@@ -79,7 +79,7 @@ from tformer.tasks.evaluate import evaluate_loaded, evaluation_task
 from tformer.tokenizer.tokenizer import require_unicode
 from tformer.training.display import Console
 from tformer.training.options import TrainOptions
-from tformer.training.request import find_start
+from tformer.training.request import find_training
 from tformer.training.session import run_training
 from tformer.viz.evaluation import choose_plot, draw_report
 from tformer.workers.work import QUIET, Work, never
@@ -600,7 +600,7 @@ def _with_data(
     paths, names = {name: _paths(value) for name, value in given.items()}, {}
     if None in paths.values():
         known = {name: "-" if path is None else path for name, path in paths.items()}
-        keys = task_of(find_start(read(options | known), with_teacher=False).recipe).row_keys
+        keys = task_of(find_training(read(options | known), with_teacher=False).recipe).row_keys
         folder = default_cache_dir() / ROWS
         for name in [name for name, path in paths.items() if path is None]:
             kept = keep_rows(given[name], folder, keys=keys, name=name)

@@ -80,15 +80,15 @@ def test_an_objective_without_random_data_is_refused(make_task: Make) -> None:
 def test_training_changes_the_weights_as_the_command_does(make_task: Make) -> None:
     """Every step goes through the loop: forward, backward, clipping, optimizer."""
     ours = prepared(make_task("train"))
-    weight = ours._trainer.parts.model.main.embedding.weight.detach().clone()
+    weight = ours._trainer.models.main.embedding.weight.detach().clone()
     ours.run()
-    assert not torch.equal(weight, ours._trainer.parts.model.main.embedding.weight)
+    assert not torch.equal(weight, ours._trainer.models.main.embedding.weight)
 
 
 @pytest.mark.parametrize(("precision", "scales"), [("fp32", False), ("bf16", False), ("fp16", True)])
 def test_the_loss_is_scaled_in_fp16_alone(make_task: Make, precision: str, scales: bool) -> None:
     task = make_task("train", precision=precision)
-    assert prepared(task, precision=precision)._trainer.parts.scaler.enabled == scales
+    assert prepared(task, precision=precision)._trainer.scaler.enabled == scales
 
 
 def test_cost_of_training(make_task: Make) -> None:

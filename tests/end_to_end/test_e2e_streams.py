@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from tformer.training.loop import Trainer
+from tformer.training.reporter import Reporter
 from tformer.training.saving import Checkpoints
-from tformer.training.session import Session
 
 TRAIN = [
     "train", "--arch", "gpt", "--preset", "char-cpu", "--data", "text.txt", "--out", "run", "--max-steps", "40",
@@ -114,8 +114,8 @@ def test_a_second_ctrl_c_ends_a_training_at_once_and_the_checkpoint_before_is_in
 @pytest.mark.parametrize(
     ("owner", "part", "number"),
     [
-        (Session, "_measure", signal.SIGINT),
-        (Session, "_sample", signal.SIGINT),
+        (Reporter, "_measure", signal.SIGINT),
+        (Reporter, "_sample", signal.SIGINT),
         (Checkpoints, "save", signal.SIGINT),
         (torch, "compile", signal.SIGINT),
         (Checkpoints, "save", signal.SIGHUP),

@@ -29,7 +29,7 @@ from tformer.recipe.load import Resolved
 from tformer.recipe.sizes import CHARACTERS, DEFAULT_MINUTES, TEXT
 from tformer.tasks import survey_of
 from tformer.training.options import TrainOptions
-from tformer.training.request import find_start
+from tformer.training.request import find_training
 from tformer.workflows.sweep.grid import check_model
 
 TREC = TextSurvey(5452, 10.2, 18)
@@ -252,15 +252,15 @@ def test_standard_input_and_unreadable_data_are_not_surveyed(tmp_path: Path) -> 
 @pytest.mark.parametrize("arch", ["gpt", "llama"])
 def test_a_small_text_is_read_by_characters_in_a_size_for_characters(arch: str, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("some text\n" * 1000)
-    start = find_start(TrainOptions(arch=arch, data=(str(tmp_path / "text.txt"),)))
+    start = find_training(TrainOptions(arch=arch, data=(str(tmp_path / "text.txt"),)))
     assert any("chosen from 0.01 MB of text" in note and "characters as tokens" in note for note in start.notes)
     assert start.recipe.training.minutes == DEFAULT_MINUTES
-    assert {size.tokenizer.train.model for size in start.sizes} == {"char"}
-    assert [size.model.d_model for size in start.sizes] == [size.width for size in CHARACTERS.sizes]
-    pieces = find_start(
+    assert {size.tokenizer.train.model for size in start.sizes.recipes} == {"char"}
+    assert [size.model.d_model for size in start.sizes.recipes] == [size.width for size in CHARACTERS.sizes]
+    pieces = find_training(
         TrainOptions(arch=arch, data=(str(tmp_path / "text.txt"),), sets=("tokenizer.train.model=byte-bpe",))
     )
-    assert [size.model.d_model for size in pieces.sizes] == [size.width for size in TEXT.sizes]
+    assert [size.model.d_model for size in pieces.sizes.recipes] == [size.width for size in TEXT.sizes]
 
 
 def test_a_large_text_is_read_by_pieces() -> None:
@@ -271,50 +271,50 @@ def test_a_large_text_is_read_by_pieces() -> None:
 
 def test_a_training_without_data_has_the_preset_and_two_minutes() -> None:
     flags = {"training.minutes": DEFAULT_MINUTES}
-    assert find_start(TrainOptions(arch="bert")).recipe == load_recipe(arch="bert", flags=flags).recipe
-    steps = find_start(TrainOptions(arch="bert", max_steps=9)).recipe
+    assert find_training(TrainOptions(arch="bert")).recipe == load_recipe(arch="bert", flags=flags).recipe
+    steps = find_training(TrainOptions(arch="bert", max_steps=9)).recipe
     assert steps == load_recipe(arch="bert", flags={"training.max_steps": 9}).recipe
 
 
 def test_a_preset_that_is_named_runs_as_shipped() -> None:
     for arch, preset in (("gpt", "small"), ("roberta", "small"), ("bart", "base"), ("gpt", "tiny")):
-        start = find_start(TrainOptions(arch=arch, preset=preset))
-        assert start.recipe == load_recipe(arch=arch, preset=preset).recipe and not start.sizes
+        start = find_training(TrainOptions(arch=arch, preset=preset))
+        assert start.recipe == load_recipe(arch=arch, preset=preset).recipe and not start.sizes.recipes
 
 
 @pytest.mark.parametrize("arch", ["gpt", "llama", "roberta", "electra", "t5", "bart"])
 def test_a_training_by_time_may_have_every_size_and_only_the_size_differs(arch: str) -> None:
-    start = find_start(TrainOptions(arch=arch, minutes=5.0))
-    assert [size.model.d_model for size in start.sizes] == [size.width for size in TEXT.sizes]
-    for size in start.sizes:
+    start = find_training(TrainOptions(arch=arch, minutes=5.0))
+    assert [size.model.d_model for size in start.sizes.recipes] == [size.width for size in TEXT.sizes]
+    for size in start.sizes.recipes:
         same = ("tokenizer", "data", "objectives", "optimizer", "schedule", "seed")
-        assert all(getattr(size, name) == getattr(start.sizes[0], name) for name in same)
+        assert all(getattr(size, name) == getattr(start.sizes.recipes[0], name) for name in same)
         build_model(size.model, vocab_size=100, target_vocab_size=100, device="meta")
 
 
 def test_a_classifier_by_time_trains_at_most_as_long_as_its_data_allow(tmp_path: Path) -> None:
     data = rows_file(tmp_path / "rows.tsv", 40)
-    by_data = find_start(TrainOptions(arch="bert", data=(str(data),))).recipe.training
-    timed = find_start(TrainOptions(arch="bert", data=(str(data),), minutes=9.0)).recipe.training
+    by_data = find_training(TrainOptions(arch="bert", data=(str(data),))).recipe.training
+    timed = find_training(TrainOptions(arch="bert", data=(str(data),), minutes=9.0)).recipe.training
     assert (by_data.minutes, timed.minutes) == (None, 9.0) and timed.max_epochs == by_data.max_epochs == 6
-    longer = find_start(TrainOptions(arch="bert", data=(str(data),), minutes=9.0, max_epochs=20.0)).recipe.training
+    longer = find_training(TrainOptions(arch="bert", data=(str(data),), minutes=9.0, max_epochs=20.0)).recipe.training
     assert longer.max_epochs == 20
 
 
 def test_flags_and_set_win_over_the_sizes_of_a_training_by_time() -> None:
-    start = find_start(TrainOptions(arch="gpt", minutes=5.0, lr=0.5, sets=("model.d_model=96",)))
-    assert {size.model.d_model for size in start.sizes} == {96} and start.recipe.optimizer.lr == 0.5
-    assert find_start(TrainOptions(arch="gpt", preset="tiny", minutes=5.0)).sizes == ()
+    start = find_training(TrainOptions(arch="gpt", minutes=5.0, lr=0.5, sets=("model.d_model=96",)))
+    assert {size.model.d_model for size in start.sizes.recipes} == {96} and start.recipe.optimizer.lr == 0.5
+    assert find_training(TrainOptions(arch="gpt", preset="tiny", minutes=5.0)).sizes.recipes == ()
 
 
 def test_the_choice_is_kept_in_the_run_and_never_made_again(tmp_path: Path) -> None:
     data, out = rows_file(tmp_path / "rows.tsv", 40), tmp_path / "run"
-    first = find_start(TrainOptions(arch="bert", data=(str(data),), out=out))
+    first = find_training(TrainOptions(arch="bert", data=(str(data),), out=out))
     assert first.recipe.training.max_epochs == 6 and any("chosen from 40 texts" in note for note in first.notes)
     out.mkdir()
     (out / "recipe.yaml").write_text(recipe_to_yaml(first.recipe))
     rows_file(tmp_path / "rows.tsv", 40_000)
-    again = find_start(TrainOptions(arch="bert", resume=True, out=out))
+    again = find_training(TrainOptions(arch="bert", resume=True, out=out))
     assert again.recipe == first.recipe and not any("chosen from" in note for note in again.notes)
 
 
@@ -326,5 +326,5 @@ def test_words_are_tokens_only_where_decoding_gives_the_texts_back(tmp_path: Pat
     kinds = {}
     for name in ("plain", "ended"):
         options = TrainOptions(arch="transformer", data=(str(tmp_path / f"{name}.tsv"),), max_steps=1)
-        kinds[name] = find_start(options).recipe.tokenizer.train.model
+        kinds[name] = find_training(options).recipe.tokenizer.train.model
     assert kinds == {"plain": "word", "ended": "bpe"}

@@ -171,7 +171,7 @@ def test_a_sweep_resolves_to_the_data_that_train_reads(cli: Cli, tmp_path: Path)
     plan = Task(config=str(tmp_path / "recipe.yaml"), train=tuple(map(str, flags)))
     start = start_of(plan, (), max_steps=2)
     work = Work()
-    found = task_of(start.recipe).training_data(start, work)
+    _, found = task_of(start.recipe).training_data(start, work)
     assert found.fingerprint == json.loads((run / "environment.json").read_text())["data_fingerprint"]
 
 
@@ -185,7 +185,7 @@ def test_a_fraction_of_the_data_is_a_fixed_part_of_what_is_trained_on(
 
     def data(*sets: str, seed: int = 1) -> Any:
         start = start_of(plan, sets, max_steps=2, seed=seed)
-        return task_of(start.recipe).training_data(start, Work())
+        return task_of(start.recipe).training_data(start, Work())[1]
 
     whole, half, again, other = (
         data(), data("data.fraction=0.5"), data("data.fraction=0.5"), data("data.fraction=0.5", seed=2)

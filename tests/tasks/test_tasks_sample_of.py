@@ -82,7 +82,7 @@ CASES = {
 }  # fmt: skip
 
 
-def prepared(name: str, folder: Path) -> TrainingData:
+def prepared(name: str, folder: Path) -> tuple[Recipe, TrainingData]:
     kind, settings = CASES[name]
     recipe = recipe_of(write(folder, kind), **settings, token_types=2 if kind == "pair" else 0)
     return task_of(recipe).training_data(TrainingStart(recipe=recipe), Work())
@@ -103,12 +103,12 @@ def as_arrays(sample: Any) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_given_text_is_the_sample_of_training(name: str, tmp_path: Path) -> None:
-    data = prepared(name, tmp_path)
+    recipe, data = prepared(name, tmp_path)
     tokenizers = data.tokenizer, data.target_tokenizer
     trained = [as_arrays(sample) for sample in data.samples.examples(0, np.arange(len(data.samples)))]
     found = 0
     for number in range(len(FIRST)):
-        sample, _ = task_of(data.recipe).sample_of(data.recipe, tokenizers, given_of(name, number))
+        sample, _ = task_of(recipe).sample_of(recipe, tokenizers, given_of(name, number))
         arrays = as_arrays(sample)
         found += any(len(arrays) == len(other) and all(map(np.array_equal, arrays, other)) for other in trained)
     assert found >= len(trained) - 2, "all but what validation holds out, and the document at its edge"
@@ -117,14 +117,12 @@ def test_a_given_text_is_the_sample_of_training(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", CASES)
 def test_a_given_text_gives_the_batch_of_training(name: str, tmp_path: Path) -> None:
     """The sample's batch, by the objective of training, has the fields that a batch of training has."""
-    data = prepared(name, tmp_path)
-    sample, context = task_of(data.recipe).sample_of(
-        data.recipe, (data.tokenizer, data.target_tokenizer), given_of(name, 3)
-    )
-    objective = build_objective(data.recipe.objectives, data.context)
+    recipe, data = prepared(name, tmp_path)
+    sample, context = task_of(recipe).sample_of(recipe, (data.tokenizer, data.target_tokenizer), given_of(name, 3))
+    objective = build_objective(recipe.objectives, data.context)
     [first] = data.samples.examples(0, np.arange(1))
     trained = objective.collate([first], rng=np.random.default_rng(0))
-    own = build_objective(data.recipe.objectives, context).collate([sample], rng=np.random.default_rng(0))
+    own = build_objective(recipe.objectives, context).collate([sample], rng=np.random.default_rng(0))
     assert own.model_inputs().keys() == trained.model_inputs().keys()
     again = objective.collate([sample], rng=np.random.default_rng(0))
     assert all(own.model_inputs()[key].equal(value) for key, value in again.model_inputs().items())
@@ -144,12 +142,12 @@ data: {{train: [{{path: {json.dumps(str(tmp_path / "images"))}}}]}}
 training: {{batch_size: 4, precision: fp32, device: cpu}}
 """  # noqa: E501
     recipe = recipe_from_yaml(text, name="test")
-    data = task_of(recipe).training_data(TrainingStart(recipe=recipe), Work())
+    resolved, data = task_of(recipe).training_data(TrainingStart(recipe=recipe), Work())
     trained = data.samples.examples(0, np.arange(len(data.samples)))
     given = GivenExample(image=tmp_path / "images" / "a" / "00.png")
-    sample, context = task_of(recipe).sample_of(data.recipe, (None, None), given)
+    sample, context = task_of(recipe).sample_of(resolved, (None, None), given)
     assert any(np.array_equal(sample.pixels, other.pixels) for other in trained)
-    batch = build_objective(data.recipe.objectives, context).collate([sample], rng=np.random.default_rng(0))
+    batch = build_objective(resolved.objectives, context).collate([sample], rng=np.random.default_rng(0))
     assert batch.model_inputs()["pixel_values"].shape == (1, 3, 8, 8)
 
 
@@ -169,21 +167,21 @@ training: {{batch_size: 4, precision: fp32, device: cpu}}
     ],
 )
 def test_a_wrong_example_is_one_clear_line(name: str, given: GivenExample, message: str, tmp_path: Path) -> None:
-    data = prepared(name, tmp_path)
+    recipe, data = prepared(name, tmp_path)
     with pytest.raises(InputError) as error:
-        task_of(data.recipe).sample_of(data.recipe, (data.tokenizer, data.target_tokenizer), given)
+        task_of(recipe).sample_of(recipe, (data.tokenizer, data.target_tokenizer), given)
     assert message in str(error.value.message) and "\n" not in error.value.message
 
 
 def test_a_translation_without_a_target_reads_its_source_as_target(tmp_path: Path) -> None:
-    data = prepared("translation", tmp_path)
-    sample, _ = task_of(data.recipe).sample_of(data.recipe, (data.tokenizer, None), GivenExample("the cat"))
+    recipe, data = prepared("translation", tmp_path)
+    sample, _ = task_of(recipe).sample_of(recipe, (data.tokenizer, None), GivenExample("the cat"))
     assert sample.source[1:-1].tolist() == sample.target[:-1].tolist()
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_first_command_gives_the_model_words_that_it_knows(name: str, tmp_path: Path) -> None:
-    command = prepared(name, tmp_path).first_try
+    command = prepared(name, tmp_path)[1].first_try
     texts = [text for option, text in pairwise(command) if option in ("--prompt", "--text")]
     assert len(texts) == 1 or command[0] in ("evaluate", "classify"), command
     for text in texts:

@@ -43,7 +43,7 @@ def obtain(tmp_path: Path) -> Callable[..., str]:
         flags = {"data.train": [{"path": str(text)}]}
         recipe = load_recipe(arch="gpt", preset="tiny", flags=flags, sets=[*SETS, *sets]).recipe
         silent = Work(cache_dir=tmp_path / "cache")
-        found = task_of(recipe).training_data(TrainingStart(recipe=recipe), silent).tokenizer
+        found = task_of(recipe).training_data(TrainingStart(recipe=recipe), silent)[1].tokenizer
         assert found is not None
         return found.to_json()
 
@@ -129,7 +129,7 @@ def test_what_is_held_out_is_not_what_a_tokenizer_is_trained_on(kind: str, tmp_p
                 "training.batch_tokens=null", "training.batch_size=2", "data.seq_len=6",
                 "model.max_seq_len=8")  # fmt: skip
         recipe = load_recipe(**flags, flags=own, sets=sets).recipe
-        return task_of(recipe).training_data(TrainingStart(recipe=recipe), Work(cache_dir=tmp_path / "cache"))
+        return task_of(recipe).training_data(TrainingStart(recipe=recipe), Work(cache_dir=tmp_path / "cache"))[1]
 
     def unknown(data: TrainingData) -> set[str]:
         assert data.tokenizer is not None

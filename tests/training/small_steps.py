@@ -19,9 +19,7 @@ from tformer.recipe.recipe import Recipe
 from tformer.support.device import DTYPES
 from tformer.tokenizer.special import SpecialIds, decoder_tokens
 from tformer.training import assemble
-from tformer.training.loop import Components, Hooks, Observer, Trainer
-from tformer.training.parallel import Parallel
-from tformer.training.state import LossScaler, TrainerState
+from tformer.training.loop import Trainer
 
 PRESETS = (
     *("gpt/tiny", "gpt/small", "llama/tiny", "bert/tiny", "bert/classify", "roberta/tiny", "electra/tiny", "vit/tiny"),
@@ -120,21 +118,12 @@ class Stepper:
         self.objective: Objective = assemble.make_objective(recipe, context(recipe), self.models)
         self.batches = _Given()
         self.trainer = Trainer(
-            Components(
-                model=self.models,
-                forward=wrap(self.models.main),
-                objective=self.objective,
-                batches=self.batches,
-                optimizer=assemble.make_optimizer(recipe, self.models, self.device),
-                schedule=assemble.make_schedule(recipe),
-                scaler=LossScaler(enabled=precision == "fp16"),
-                parallel=Parallel(),
-                device=self.device,
-            ),
-            Hooks(),
-            Observer(),
-            recipe=recipe.model_copy(update={"optimizer": recipe.optimizer.model_copy(update={"clip_grad_norm": 1.0})}),
-            state=TrainerState(),
+            recipe.model_copy(update={"optimizer": recipe.optimizer.model_copy(update={"clip_grad_norm": 1.0})}),
+            self.models,
+            self.objective,
+            self.batches,
+            device=self.device,
+            forward=wrap(self.models.main),
         )
 
     def step(self, *micro_batches: Batch) -> Tensor:
@@ -144,12 +133,12 @@ class Stepper:
 
     def gradients(self, batch: Batch) -> dict[str, Tensor]:
         """Of the mean loss of one batch, by name; the weights stay."""
-        objective, parts = self.objective, self.trainer.parts
-        result = objective.loss(parts.forward, batch.to(self.device))
+        objective, trainer = self.objective, self.trainer
+        result = objective.loss(trainer.forward, batch.to(self.device))
         counts = objective.label_count(batch)
         torch.stack([term.weight * term.sum / counts[name] for name, term in result.terms.items()]).sum().backward()
         found = {n: p.grad.clone() for n, p in self.models.trained_parameters() if p.grad is not None}
-        parts.optimizer.zero_grad()
+        trainer.optimizer.zero_grad()
         return found
 
 

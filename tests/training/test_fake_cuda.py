@@ -91,7 +91,7 @@ def test_a_training_step_neither_mixes_devices_nor_waits(
     assert loss.device.type == "meta" and loss.shape == () and loss.dtype == torch.float32
     for name, parameter in stepper.models.trained_parameters():
         assert parameter.device.type == "meta" and parameter.dtype == torch.float32, name
-    slots = stepper.trainer.parts.optimizer.state_by_name()
+    slots = stepper.trainer.optimizer.state_by_name()
     assert all(slot.device.type == "meta" for slot in slots.values())
 
 

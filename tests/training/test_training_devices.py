@@ -82,7 +82,7 @@ def at_step(patch: pytest.MonkeyPatch, step: int, rank: int, act: Callable[[], A
     take = Trainer.train_step
 
     def disturbed(trainer: Trainer) -> None:
-        if trainer.state.step + 1 == step and trainer.parts.parallel.rank == rank:
+        if trainer.state.step + 1 == step and trainer.parallel.rank == rank:
             act()
         take(trainer)
 

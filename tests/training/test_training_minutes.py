@@ -20,10 +20,10 @@ from tformer.recipe import load_recipe, sizes
 from tformer.recipe.sizes import LADDERS, SLOW_OPERATIONS, TEXT
 from tformer.support.errors import InputError
 from tformer.support.formatting import in_words
-from tformer.training import clock, loop, plan, request, session
+from tformer.training import clock, plan, reporter, request, session
 from tformer.training.loop import Trainer
 from tformer.training.options import TrainOptions
-from tformer.training.session import Session
+from tformer.training.reporter import Reporter
 from tformer.workers.work import Work
 
 Cli = Callable[..., Any]
@@ -34,13 +34,13 @@ PIECES = ("--set", "tokenizer.train.model=byte-bpe")
 @pytest.fixture(autouse=True)
 def time_counts_from_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine takes longer to prepare a training than these take in all."""
-    make = Session._timer
+    make = Reporter._clock
 
-    def make_now(self: Session) -> Any:
+    def make_now(self: Reporter) -> Any:
         self.began = time.monotonic()
         return make(self)
 
-    monkeypatch.setattr(Session, "_timer", make_now)
+    monkeypatch.setattr(Reporter, "_clock", make_now)
     monkeypatch.setattr(train, "STARTED", time.monotonic())
 
 
@@ -89,15 +89,16 @@ def test_a_run_of_the_recipe_that_it_wrote_repeats_it_to_the_bit_without_a_clock
 def test_a_run_that_is_broken_off_in_its_decay_goes_on_along_the_same_line(
     start: Callable[..., Path], cli: Cli, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, look = tmp_path / "run", Trainer._look_at_the_clock
+    run, decide = tmp_path / "run", Reporter.decide
 
-    def look_and_break_off(trainer: Trainer, timer: Any) -> None:
-        look(trainer, timer)
-        if timer.points:
+    def decide_and_break_off(self: Reporter, step: int) -> Any:
+        decide(self, step)
+        assert self.trainer.clock is not None
+        if self.trainer.clock.points:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_look_at_the_clock", look_and_break_off)
+        patch.setattr(Reporter, "decide", decide_and_break_off)
         with pytest.raises((KeyboardInterrupt, AssertionError)):
             start("run")
     line = recipe_of(run).schedule.points
@@ -274,14 +275,14 @@ def test_data_that_take_most_of_the_time_end_the_command(
 def test_a_validation_that_outlasts_the_time_is_broken_off_and_repeated_by_resume(
     start: Callable[..., Path], cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never_ends(self: Session, work: Work, share: float | None = None) -> dict[str, Any]:
+    def never_ends(self: Reporter, work: Work, share: float | None = None) -> dict[str, Any]:
         while not work.should_stop():
             time.sleep(0.01)
         return {"loss": 0.0}
 
     monkeypatch.setattr(clock, "LATE_SECONDS", 0.2)
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "_validate", never_ends)
+        patch.setattr(Reporter, "_validate", never_ends)
         run = start("run")
     assert metrics(run, "valid") == [] and (run / "checkpoints" / "latest").exists()
     assert cli("train", "--resume", "--out", run, "--max-steps", metrics(run, "train")[-1]["step"] + 1).code == 0
@@ -293,8 +294,8 @@ def test_a_validation_is_tried_out_also_in_a_short_training_by_time(
 ) -> None:
     """Its time is known before the last step is chosen; without a clock a short training needs none."""
     tried: list[float] = []
-    monkeypatch.setattr(session, "expected_seconds", lambda run: tried.append(0.0) or 0.0)
-    monkeypatch.setattr(loop, "FORECAST_SECONDS", 0.0)
+    monkeypatch.setattr(reporter, "expected_seconds", lambda run: tried.append(0.0) or 0.0)
+    monkeypatch.setattr(reporter, "FORECAST_SECONDS", 0.0)
     start("steps", minutes=None)
     assert tried == []
     start("time")
@@ -306,9 +307,9 @@ def test_what_a_guess_reaches_is_measured_before_the_steps_whose_number_depends_
 ) -> None:
     found, run = [], Trainer.run
 
-    def run_then(self: Trainer) -> Any:
+    def run_then(self: Trainer, events: Any, **options: Any) -> Any:
         found.append((tmp_path / "run" / "baseline.json").is_file())
-        return run(self)
+        return run(self, events, **options)
 
     monkeypatch.setattr(Trainer, "run", run_then)
     start("run")
@@ -333,8 +334,8 @@ def test_few_operations_are_spent_on_few_pieces_unless_the_user_sets_their_numbe
 ) -> None:
     monkeypatch.setattr(sizes, "SLOW_OPERATIONS", SLOW_OPERATIONS)
     monkeypatch.setattr(request, "products_per_second", lambda device: rate)
-    start = request.find_start(TrainOptions(**words))
-    for recipe in start.sizes or (start.recipe,):
+    start = request.find_training(TrainOptions(**words))
+    for recipe in start.sizes.recipes or (start.recipe,):
         assert (recipe.tokenizer.train.vocab_size, recipe.model.embedding.ngram) == (pieces, ngram)
     said = f"model size: chosen for {in_words(60 * words.get('minutes', 2.0))} (--preset NAME for a fixed one)"
     assert (start.notes[:1] == (said,)) == ("preset" not in words)
@@ -365,8 +366,8 @@ def test_a_forecast_changes_no_weight_and_no_metric(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     plain = start("plain", minutes=None)
-    monkeypatch.setattr(session, "SHORT_TRAINING", 0.0)
-    monkeypatch.setattr(loop, "FORECAST_SECONDS", 0.0)
+    monkeypatch.setattr(reporter, "SHORT_TRAINING", 0.0)
+    monkeypatch.setattr(reporter, "FORECAST_SECONDS", 0.0)
     done = cli("train", "--config", tiny_recipe, "--data", text_file, "--out", tmp_path / "foreseen")
     assert "expected: " in done.err and "in all, until" in done.err
     assert weights_of(tmp_path / "foreseen") == weights_of(plain)

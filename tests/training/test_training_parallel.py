@@ -198,7 +198,7 @@ def test_half_precision_and_its_loss_scale_are_those_of_one_process(precision: s
         if parallel.world_size > 1:
             parallel = parallel_of(KINDS[kind], compute_dtype=DTYPES[precision])
         training = Training(recipe_of("gpt/small"), parallel, precision=precision)
-        return training.run(STEPS) | {"scale": torch.tensor(training.trainer.parts.scaler.scale)}
+        return training.run(STEPS) | {"scale": torch.tensor(training.trainer.scaler.scale)}
 
     expected = work(Parallel())
     for kind in ("ddp", "fsdp"):
@@ -305,7 +305,7 @@ def validation_loss(training: Training) -> dict[str, float]:
     """What an evaluation of the models in training measures, in inference mode as every validation."""
     data, main = samples_of(training.recipe), training.models.main
     training.models.eval()
-    return tally_objective(main, training.trainer.parts.objective, data, batch_size=4).metrics()
+    return tally_objective(main, training.trainer.objective, data, batch_size=4).metrics()
 
 
 def test_process_0_validates_spread_models_with_one_block_gathered_at_a_time(tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ def test_damaged_data_of_one_process_ends_all_before_the_same_step(tmp_path: Pat
             raise InputError("windows.bin is damaged")
 
         if parallel.rank == 1:
-            training.trainer.hooks.check_data = damaged
+            training.trainer.batches.next = damaged
         with pytest.raises(InputError) as caught:
             training.run(1)
         expected = "windows.bin is damaged" if parallel.rank == 1 else "another process"

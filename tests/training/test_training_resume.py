@@ -205,7 +205,7 @@ def test_a_resumed_run_refuses_a_large_table_whose_middle_changed_and_whose_time
     recipe = load_recipe(arch=arch, preset=preset, flags=flags).recipe
 
     def data() -> TrainingData:
-        return task_of(recipe).training_data(TrainingStart(recipe=recipe), Work(cache_dir=tmp_path / "cache"))
+        return task_of(recipe).training_data(TrainingStart(recipe=recipe), Work(cache_dir=tmp_path / "cache"))[1]
 
     recorded, time = data().fingerprint, path.stat().st_mtime_ns
     of_version_1, plus, samples = recorded.partition("+")

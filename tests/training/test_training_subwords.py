@@ -44,7 +44,7 @@ def batches_of(rate: float, *, rank: int = 0, world_size: int = 1, cursor: Any =
     samples = GivenSamples([PairExample(one, one) for one in ids], 60, np.array([len(one) for one in ids]))
     context = ObjectiveContext(own.special, seq_len=60, vocab_size=own.vocab_size, target=decoder_tokens(own.special),
                                target_seq_len=60)  # fmt: skip
-    data = TrainingData(recipe=recipe, tokenizer=own, samples=samples, validate=lambda *_: {}, context=context,
+    data = TrainingData(tokenizer=own, samples=samples, validate=lambda *_: {}, context=context,
                         fingerprint="")  # fmt: skip
     objective = make_objective(recipe, context)
     device = torch.device("cpu")

@@ -25,10 +25,10 @@ from tformer.evaluation.lm import evenly_spread, windows
 from tformer.evaluation.translation import translate_pairs
 from tformer.recipe import load_recipe
 from tformer.tasks import pairs
-from tformer.training import clock, loop, session, validations
+from tformer.training import clock, reporter, validations
 from tformer.training.clock import Pace
 from tformer.training.loop import score
-from tformer.training.session import Session
+from tformer.training.reporter import Reporter
 from tformer.training.validations import _share
 
 Cli = Callable[..., Any]
@@ -188,14 +188,14 @@ def test_the_time_and_options_forbid_it(flags: tuple[str, ...], tiny: Cli, costl
 def test_a_run_that_was_out_of_time_measures_it_once_when_it_is_resumed(
     tiny: Cli, cli: Cli, costly: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure, again = Session._measure_best, ("train", "--resume", "--out", "run")
+    measure, again = Reporter.measure_best, ("train", "--resume", "--out", "run")
 
-    def too_late(session: Session, *parts: Any) -> None:
-        session.deadline = 0.0
-        measure(session, *parts)
+    def too_late(found: Reporter, *parts: Any) -> None:
+        found.deadline = 0.0
+        measure(found, *parts)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "_measure_best", too_late)
+        patch.setattr(Reporter, "measure_best", too_late)
         said = succeed(tiny("--out", "run"))
     assert "out of time for all held-out data; continue with: tformer train --resume" in said
     assert not metrics(Path("run"), "final")
@@ -208,13 +208,13 @@ def test_a_run_that_was_out_of_time_measures_it_once_when_it_is_resumed(
 def test_max_minutes_that_end_during_a_validation_do_not_break_it_off(
     tiny: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    validate = Session._validate
+    validate = Reporter._validate
 
-    def too_late(session: Session, *parts: Any) -> dict[str, Any]:
-        session.deadline = 0.0
-        return validate(session, *parts)
+    def too_late(found: Reporter, *parts: Any) -> dict[str, Any]:
+        found.deadline = 0.0
+        return validate(found, *parts)
 
-    monkeypatch.setattr(Session, "_validate", too_late)
+    monkeypatch.setattr(Reporter, "_validate", too_late)
     succeed(tiny("--out", "run", "--max-minutes", "60"))
     assert metrics(Path("run"), "valid")
 
@@ -232,8 +232,8 @@ def test_several_processes_measure_what_one_does(flags: tuple[str, ...], tiny: C
 
 
 def test_it_is_part_of_the_time_that_is_expected(tiny: Cli, costly: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "FORECAST_SECONDS", 0.0)
-    monkeypatch.setattr(session, "SHORT_TRAINING", 0.0)
+    monkeypatch.setattr(reporter, "FORECAST_SECONDS", 0.0)
+    monkeypatch.setattr(reporter, "SHORT_TRAINING", 0.0)
     assert "of them for all held-out data at the end" in succeed(tiny("--out", "run"))
     pace = Pace()
     pace.seconds["end"] = 9.0
@@ -307,8 +307,8 @@ def test_a_training_by_time_tries_out_decoding_and_validates_on_what_leaves_it_t
     """Decoding is tried out though the outputs are poor: the first validation that decodes comes without a surprise."""
     monkeypatch.setattr(pairs, "LONG_DECODING", 0.0)
     monkeypatch.setattr(clock, "MOST_VALIDATING", 1e-9)
-    monkeypatch.setattr(session, "SHORT_TRAINING", 0.0)
-    monkeypatch.setattr(loop, "FORECAST_SECONDS", 0.0)
+    monkeypatch.setattr(reporter, "SHORT_TRAINING", 0.0)
+    monkeypatch.setattr(reporter, "FORECAST_SECONDS", 0.0)
     monkeypatch.setattr(command, "STARTED", time.monotonic())  # the tests may run for longer than the minutes
     tried = []
 

@@ -33,9 +33,8 @@ from tformer.recipe.recipe import Recipe
 from tformer.support.device import DTYPES
 from tformer.tasks.base import TrainingData
 from tformer.training import assemble
-from tformer.training.loop import Components, Hooks, Observer, Trainer
+from tformer.training.loop import Trainer
 from tformer.training.parallel import DataParallel, Parallel
-from tformer.training.state import LossScaler, TrainerState
 from tformer.training.teacher import layer_pairs
 
 SECONDS = 100.0
@@ -157,7 +156,6 @@ class Training:
         assemble.require_separate_rows(self.models, parallel.world_size)
         given: ObjectiveContext = replace(context(recipe), padding=recipe.data.padding)
         data = TrainingData(
-            recipe=recipe,
             tokenizer=None,
             samples=samples_of(recipe),
             validate=lambda *_: {},
@@ -165,8 +163,9 @@ class Training:
             fingerprint="",
         )
         objective: Objective = assemble.make_objective(recipe, given, self.models)
+        taught = None
         if teacher is not None:
-            objective = Distillation(
+            taught = Distillation(
                 objective,
                 teacher.requires_grad_(False).eval(),
                 temperature=2.0,
@@ -178,34 +177,13 @@ class Training:
                 image_positions=recipe.seq_len if recipe.model.patches is not None else None,
             )
         self.shards = parallel.shard(self.models, rows, device)
-        self.ema = assemble.make_ema(recipe, self.models, self.shards)
-        self.optimizer = assemble.make_optimizer(recipe, self.models, device, self.shards)
-        self.trainer = Trainer(
-            Components(
-                model=self.models,
-                forward=self.models.main,
-                objective=objective,
-                batches=assemble.PlannedBatches(
-                    recipe,
-                    data,
-                    objective,
-                    cursor=None,
-                    device=device,
-                    rank=parallel.rank,
-                    world_size=parallel.world_size,
-                ),
-                optimizer=self.optimizer,
-                schedule=assemble.make_schedule(recipe),
-                scaler=LossScaler(enabled=precision == "fp16"),
-                parallel=parallel,
-                device=device,
-                ema=self.ema,
-            ),
-            Hooks(),
-            Observer(),
-            recipe=recipe,
-            state=TrainerState(),
+        batches = assemble.PlannedBatches(
+            recipe, data, objective, cursor=None, device=device, rank=parallel.rank, world_size=parallel.world_size
         )
+        self.trainer = Trainer(
+            recipe, self.models, objective, batches, device=device, taught=taught, parallel=parallel, shards=self.shards
+        )
+        self.ema, self.optimizer = self.trainer.ema, self.trainer.optimizer
 
     def run(self, steps: int) -> dict[str, Tensor]:
         """Sums of each step (loss, gradient norm, terms), tokens, weights and averages after `steps` steps."""

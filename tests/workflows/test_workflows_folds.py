@@ -20,7 +20,7 @@ from tests.workflows.played import WAITS, Children
 from tformer.metrics.statistics import Stat, student_t
 from tformer.support.errors import InputError, Interrupted
 from tformer.training.options import TrainOptions
-from tformer.training.request import find_start
+from tformer.training.request import find_training
 from tformer.workers.work import Work
 from tformer.workflows.folds import default_folder, fold_table, plan_of_folds, slots_of
 from tformer.workflows.sweep import cells
@@ -147,7 +147,7 @@ def test_what_cannot_be_cross_validated_is_refused(
 ) -> None:
     wrong = replace(options, **changes)
     with pytest.raises(InputError) as caught:
-        find_start(wrong) if wrong.folds is None else resolve_plan(plan_of_folds(wrong))
+        find_training(wrong) if wrong.folds is None else resolve_plan(plan_of_folds(wrong))
     assert message in caught.value.message
 
 

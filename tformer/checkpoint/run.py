@@ -144,7 +144,8 @@ class RunDirectory:
             with files.storage_errors(run.checkpoints_path):
                 files.make_folders(run.checkpoints_path)
                 files.fsync_dir(folder)
-            run.sweep_temporaries()
+            if resume:
+                run.sweep_temporaries()
         except BaseException:
             lock.release()
             raise

@@ -21,7 +21,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from tformer.cli.help import HELP, HELP_ALL, Entry, Page, paragraphs, show
+from tformer.cli.help import COMPLETING, HELP, HELP_ALL, Entry, Page, paragraphs, show
 from tformer.cli.process import BeforeTorch, DroppableStream
 from tformer.cli.report import console, emit, emit_json, spinner
 from tformer.support import __version__
@@ -266,9 +266,7 @@ def main(arguments: list[str] | None = None) -> None:
         if (page := asked_page(words)) is not None:
             show(page, everything=HELP_ALL in words)
             sys.exit(0)
-        from tformer.cli.completion import words_to_complete
-
-        program = make_program(words_to_complete() or words)
+        program = make_program(_words_to_complete() if COMPLETING in os.environ else words)
         if (command := COMMANDS.get(words[0] if words else "")) is not None and not command.is_group:
             words = with_bare_values(words, command.imported().options_type)
         with spinner.shown() if "-" not in words else nullcontext():  # what is typed on a terminal is echoed there
@@ -290,6 +288,12 @@ def main(arguments: list[str] | None = None) -> None:
         if debug:
             traceback.print_exc()
         sys.exit(report(error, words))
+
+
+def _words_to_complete() -> list[str]:
+    """The words after `tformer` of the line that a shell wants completed."""
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+    return line.split()[1:]
 
 
 def _is_pipe(stream: TextIO) -> bool:

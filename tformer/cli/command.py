@@ -6,11 +6,12 @@ Typer is imported only where a command line is parsed: it takes longer to import
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from tformer.cli.help import PLACEHOLDERS, Entry, Page, entries_of, paragraphs, usage_of
+from tformer.cli.help import COMPLETING, PLACEHOLDERS, Entry, Page, entries_of, paragraphs, usage_of
 from tformer.support.errors import InputError
 from tformer.support.options import declared_option, flag_of, hints_of
 
@@ -130,8 +131,6 @@ def _parameters(options_type: Any) -> Iterator[inspect.Parameter]:
 def _parameter(each: Field[Any], hint: Any, kind: Any) -> inspect.Parameter:
     import typer
 
-    from tformer.cli.completion import completer
-
     default: Any = inspect.Parameter.empty if each.default is MISSING else each.default
     declared = declared_option(hint)
     if _is_tuple(kind):
@@ -143,8 +142,11 @@ def _parameter(each: Field[Any], hint: Any, kind: Any) -> inspect.Parameter:
     shown: dict[str, Any] = {
         "help": declared.help,  # a shell shows it beside a completed flag
         "metavar": declared.metavar or named,
-        "autocompletion": completer(declared.flags, declared.metavar),
     }
+    if COMPLETING in os.environ:
+        from tformer.cli.completion import completer
+
+        shown["autocompletion"] = completer(declared.flags, declared.metavar)
     info = typer.Option(*declared.flags, **shown) if declared.flags else typer.Argument(**shown)
     return inspect.Parameter(
         each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]

@@ -6,7 +6,6 @@ the names of commands and options itself. Nothing here imports torch.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Sequence
 
@@ -18,12 +17,6 @@ from tformer.support.shipped import list_presets
 Completer = Callable[[typer.Context, str], list[str]]
 
 LITERAL = re.compile(r"[a-z0-9][a-z0-9-]*")  # a choice within `best|latest|step-N`
-
-
-def words_to_complete() -> list[str]:
-    """The words after `tformer` of the line that a shell wants completed; empty for an ordinary call."""
-    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
-    return line.split()[1:] if "_TFORMER_COMPLETE" in os.environ else []
 
 
 def completer(flags: Sequence[str], metavar: str | None) -> Completer | None:

@@ -30,6 +30,9 @@ from tformer.support.options import Option, Panel, declared_option, facts_of, hi
 
 HELP, HELP_ALL = ("-h", "--help"), "--help-all"
 
+COMPLETING = "_TFORMER_COMPLETE"
+"""Environment variable of a call in which a shell asks for the words that it completes."""
+
 COMMON_EXAMPLES = 3
 """Examples in `--help`; the others are in `--help-all`."""
 

@@ -34,6 +34,10 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
+OF_DATA, OF_MACHINE = "of the data", "of the machine"
+"""Facts of fields: a training of the same recipe on other data, or on another machine, has other values of these."""
+
+
 class Section(BaseModel):
     """Base class of sections: unknown keys are errors, values are frozen, NaN and infinity are refused."""
 
@@ -71,18 +75,19 @@ class Data(Section):
     """Training and validation data, and how examples become batches."""
 
     # where the relative paths of a run start: the folder in which its training was started; null: the current one
-    folder: str | None = None
-    train: tuple[SourceSpec, ...] = ()  # empty: the built-in source of the objective
-    valid: tuple[SourceSpec, ...] = ()  # empty: `valid_fraction` of the training data, fixed
+    folder: Annotated[str | None, OF_DATA] = None
+    train: Annotated[tuple[SourceSpec, ...], OF_DATA] = ()  # empty: the built-in source of the objective
+    valid: Annotated[tuple[SourceSpec, ...], OF_DATA] = ()  # empty: `valid_fraction` of the training data, fixed
     # share of the training data that is used, drawn by the seed with the share of every class (running text: one part)
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     valid_fraction: Annotated[float, Field(gt=0, lt=0.5)] = 0.1  # share held out for validation
     # cross-validation (train --folds) of labelled examples: the number of parts of the training data; null: none
-    folds: Annotated[int, Field(ge=2, le=1000)] | None = None
-    fold: Positive = 1  # with folds, the part (1 ... folds) that is left out of the training, and that `evaluate` reads
-    columns: Columns = Columns()
+    folds: Annotated[Annotated[int, Field(ge=2, le=1000)] | None, OF_DATA] = None
+    # with folds, the part (1 ... folds) that is left out of the training, and that `evaluate` reads
+    fold: Annotated[Positive, OF_DATA] = 1
+    columns: Annotated[Columns, OF_DATA] = Columns()
     # of conversations (objective chat): the keys of their rows; null: found in each row
-    format: FormatName | None = None
+    format: Annotated[FormatName | None, OF_DATA] = None
     # what to do with invalid UTF-8: stop with an error, or put U+FFFD in its place
     errors: Literal["strict", "replace"] = "strict"
     encoding: str | None = None  # of text, such as utf-8, latin-1, utf-16; null: found in tables, else utf-8
@@ -100,7 +105,7 @@ class Data(Section):
     overlong: Literal["drop", "truncate"] = "drop"  # pairs longer than that: leave them out, or cut them
     # drop pairs whose longer side has more than this many times the tokens of the shorter; null: none
     max_length_ratio: PositiveFloat | None = None
-    labels: tuple[str, ...] = ()  # names of the labels in order; empty: found in the data
+    labels: Annotated[tuple[str, ...], OF_DATA] = ()  # names of the labels in order; empty: found in the data
     label_separator: str = "|"  # what stands between the labels of one example (multi_label)
     truncation: Literal["head", "tail", "head_tail"] = "head"  # the part of a text longer than seq_len that is used
     # labelled examples without data.valid: hold out a fixed sample with every label's share, or the last ones
@@ -250,12 +255,14 @@ class Training(Section):
     valid_sentences: Positive | None = None  # pairs: number of those that a validation decodes; null: all it reads
     ema_decay: Probability | None = None  # decay of averaged weights, which are validated and saved; null: off
     activation_checkpointing: bool = False  # recompute activations to save memory (arXiv 1604.06174)
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # number format of the computation (arXiv 1710.03740)
-    compile: Literal["auto", "on", "off"] = "auto"  # use torch.compile; auto: on a GPU, for 5,000 steps or more
+    # number format of the computation (arXiv 1710.03740)
+    precision: Annotated[Literal["auto", "fp32", "bf16", "fp16"], OF_MACHINE] = "auto"
+    # use torch.compile; auto: on a GPU, for 5,000 steps or more
+    compile: Annotated[Literal["auto", "on", "off"], OF_MACHINE] = "auto"
     parallel: Parallelism = Parallelism()  # several processes
-    device: str = "auto"  # where the model runs: auto, cpu, cuda or cuda:N
+    device: Annotated[str, OF_MACHINE] = "auto"  # where the model runs: auto, cpu, cuda or cuda:N
     # CPU threads, which several processes on a machine share; null: PyTorch's choice
-    threads: Annotated[int, Field(gt=0, le=4096)] | None = None
+    threads: Annotated[Annotated[int, Field(gt=0, le=4096)] | None, OF_MACHINE] = None
 
     @model_validator(mode="after")
     def _has_one_batch_size(self) -> Training:

@@ -95,10 +95,9 @@ class TrainingStart:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Samples to train on, the recipe with the values that follow from the data, and the validation.
+    """Samples to train on, and the validation.
 
     Attributes:
-        recipe: with label names, columns and image statistics filled in.
         tokenizer: None for images.
         samples: to train on; `packed` when all are windows of one length, which `samples.windows` cuts at once.
         validate: measures a model on the held-out part.
@@ -115,7 +114,6 @@ class TrainingData:
         bad_rows: rows that were left out, as lines of jsonl; None: none were.
     """
 
-    recipe: Recipe
     tokenizer: Tokenizer | None
     samples: Samples
     validate: Validate
@@ -333,8 +331,11 @@ class Task(ABC):
     row_keys: ClassVar[RowKeys] = ()
 
     @abstractmethod
-    def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
-        """Read the data of a training, and hold out a part of it where the recipe names no validation data."""
+    def training_data(self, start: TrainingStart, work: Work) -> tuple[Recipe, TrainingData]:
+        """Read the data of a training, and hold out a part of it where the recipe names no validation data.
+
+        Returns the recipe with the values that follow from the data, such as labels and columns, and the data.
+        """
 
     def survey(self, recipe: Recipe) -> Survey | None:
         """Number and length of the training examples, for defaults that follow them; None: there are none.

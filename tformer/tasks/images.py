@@ -28,7 +28,7 @@ class Images(Labelled):
     tokenizer_texts = "none"
     row_keys = ()
 
-    def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
+    def training_data(self, start: TrainingStart, work: Work) -> tuple[Recipe, TrainingData]:
         """Read the images. Errors: no data given, a file that is no image, an unknown label, one class only."""
         recipe = start.recipe
         data = recipe.data

@@ -185,12 +185,14 @@ def labelled_training(
     *,
     samples_key: str = "",
     **facts: Any,
-) -> TrainingData:
-    """The data of a training on labelled texts or images. samples_key: of large files, behind the fingerprint."""
+) -> tuple[Recipe, TrainingData]:
+    """The recipe and the data of a training on labelled texts or images.
+
+    samples_key: of large files, behind the fingerprint.
+    """
     kind, names = label_kind_of(recipe), recipe.data.labels
     note_missing(recipe, train.labels, valid.labels, work)
-    return TrainingData(
-        recipe=recipe,
+    return recipe, TrainingData(
         samples=train,
         validate=LabelledHeldOut(valid.name, valid, build_objective(recipe.objectives, context), recipe).validate,
         context=context,
@@ -211,7 +213,7 @@ class Labelled(Task):
     tokenizer_texts = "labelled"
     row_keys: ClassVar[RowKeys] = (("text", "label"), ("text", "text2", "label"))
 
-    def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
+    def training_data(self, start: TrainingStart, work: Work) -> tuple[Recipe, TrainingData]:
         """Read and tokenize the rows. Errors: a file without labels, an unknown label, one class only."""
         recipe, kind = start.recipe, label_kind_of(start.recipe)
         data, options = recipe.data, recipe.objectives[0]

@@ -102,7 +102,7 @@ class Pairs(Task):
     tokenizer_texts = "pairs"
     row_keys = (("source", "target"),)
 
-    def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
+    def training_data(self, start: TrainingStart, work: Work) -> tuple[Recipe, TrainingData]:
         """Read, tokenize and filter the pairs.
 
         Errors: files of different length, a missing column, no pair left, invalid decoding settings.
@@ -159,8 +159,7 @@ class Pairs(Task):
         def guesses(objective: Objective) -> Baselines:
             return label_baselines(objective, samples, held_out, num_ids=tokenizers[1].vocab_size)
 
-        return TrainingData(
-            recipe=recipe,
+        return recipe, TrainingData(
             tokenizer=tokenizer,
             target_tokenizer=own_target,
             samples=samples,

@@ -40,7 +40,7 @@ class Sentences(MaskedText):
 
     tokenizer_texts = "sentences"
 
-    def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
+    def training_data(self, start: TrainingStart, work: Work) -> tuple[Recipe, TrainingData]:
         """Split, tokenize and pair the sentences. Errors: fewer than two documents, or no document of two sentences."""
         recipe = start.recipe
         data = recipe.data
@@ -60,8 +60,7 @@ class Sentences(MaskedText):
         note_text(start, sources, work)
         work.note(f"data: {len(pairs):,} pairs of sentences to train on, {len(valid_pairs):,} to validate on")
         held_out = HeldOut("", valid_pairs, build_objective(recipe.objectives, context), recipe, VALIDATION_PAIRS)
-        return TrainingData(
-            recipe=recipe,
+        return recipe, TrainingData(
             tokenizer=tokenizer,
             samples=pairs,
             validate=held_out.validate,

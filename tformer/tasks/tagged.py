@@ -131,7 +131,7 @@ class Tagged(Task):
 
     # What follows is the same for all texts with labels of tokens.
 
-    def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
+    def training_data(self, start: TrainingStart, work: Work) -> tuple[Recipe, TrainingData]:
         """Read and tokenize the data. Errors: what cannot be read, an unknown tag, one tag only."""
         data = start.recipe.data
         if data.subword_sampling:
@@ -149,8 +149,7 @@ class Tagged(Task):
         note_rows([*sources, *valid_sources], work)
         context = text_context(recipe, tokenizer)
         objective = build_objective(recipe.objectives, context)
-        return TrainingData(
-            recipe=recipe,
+        return recipe, TrainingData(
             tokenizer=tokenizer,
             samples=share_of_training(train, recipe),
             validate=MarkedHeldOut(valid.name, valid, objective, recipe, task=self).validate,

@@ -164,7 +164,7 @@ class CorpusTask(Task):
     def first_try(self, recipe: Recipe, opening: str) -> tuple[str, ...]:
         """As of `TrainingData`. opening: see `opening_of`."""
 
-    def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
+    def training_data(self, start: TrainingStart, work: Work) -> tuple[Recipe, TrainingData]:
         """Tokenize the texts and cut them. Errors: too little text, a tokenizer without the tokens that are needed."""
         recipe = start.recipe
         data = recipe.data
@@ -199,8 +199,7 @@ class CorpusTask(Task):
             fingerprint.update(f"{corpus.fingerprint} {corpus.start} {corpus.stop}\n".encode())
         tokens, held_out = (sum(map(len, part)) for part in (train, valid))
         work.note(f"data: {tokens:,} training tokens, {held_out:,} validation tokens")
-        return TrainingData(
-            recipe=recipe,
+        return recipe, TrainingData(
             tokenizer=tokenizer,
             samples=windows[0] if len(windows) == 1 else MixedWindows(windows, weights, seed=recipe.seed),
             validate=self.validation(recipe, valid, tokenizer),

@@ -189,7 +189,7 @@ class TextPairs(Task):
     tokenizer_texts = "text_pairs"
     row_keys: ClassVar[RowKeys] = (("text", "text2"), ("text", "text2", "label"))
 
-    def training_data(self, start: TrainingStart, work: Work) -> TrainingData:
+    def training_data(self, start: TrainingStart, work: Work) -> tuple[Recipe, TrainingData]:
         """Read and tokenize the pairs. Errors: no data, rows of one text, rows without a score where one is needed."""
         recipe = start.recipe
         data, scores = recipe.data, recipe.objectives[0].objective.reads_scores
@@ -216,8 +216,7 @@ class TextPairs(Task):
         context = text_context(recipe, tokenizer)
         objective = build_objective(recipe.objectives, context)
         held_out = PairsHeldOut(valid.name, valid, objective, recipe, recipe.training.batch_size, scores=scores)
-        return TrainingData(
-            recipe=recipe,
+        return recipe, TrainingData(
             tokenizer=tokenizer,
             samples=train,
             validate=held_out.validate,

@@ -16,6 +16,7 @@ from tformer.data.batching.mixture import Samples
 from tformer.data.batching.padding import padded_lengths
 from tformer.data.batching.plan import BatchPlan, Cursor, Prefetcher
 from tformer.data.batching.subwords import SampledSubwords
+from tformer.data.shards.array_files import BackgroundCheck
 from tformer.model import Transformer
 from tformer.nn.init import hidden_matrices, tie_embeddings
 from tformer.nn.layer_norm import Norm
@@ -41,7 +42,7 @@ class PlannedBatches:
     """The batches of a run from `cursor` on (None: from the start), for process `rank` of `world_size`.
 
     Micro-batches are cut as in one process; each process has some rows of every one (`Share`). On a GPU a thread
-    prepares batches ahead, in page-locked memory.
+    prepares batches ahead, in page-locked memory. As a context manager it also checks the token files meanwhile.
     """
 
     def __init__(
@@ -54,7 +55,9 @@ class PlannedBatches:
         device: torch.device,
         rank: int = 0,
         world_size: int = 1,
+        check: BackgroundCheck | None = None,
     ) -> None:
+        self._check = BackgroundCheck(()) if check is None else check
         self._recipe, self._objective, self._pinned = recipe, objective, device.type == "cuda"
         samples: Any = data.samples
         self._read: Callable[[int, Any], Any] = samples.windows if data.packed else samples.examples
@@ -68,7 +71,8 @@ class PlannedBatches:
             self._source = Prefetcher(self._source, depth=3)
 
     def next(self) -> Sequence[Batch]:
-        """This process's part of the micro-batches of the next global batch."""
+        """This process's part of the micro-batches of the next global batch. Raises InputError for damaged data."""
+        self._check.raise_if_damaged()
         self._next, batches = next(self._source)
         return batches
 
@@ -78,6 +82,14 @@ class PlannedBatches:
 
     def cursor(self) -> dict[str, Any]:
         return self._next.to_json()
+
+    def __enter__(self) -> PlannedBatches:
+        self._check.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+        self._check.__exit__(*error)
 
     def close(self) -> None:
         """Stop the thread that prepares batches."""

@@ -18,7 +18,6 @@ from rich.table import Column
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import visible
 from tformer.support.formatting import clock, fitted, short_rate
-from tformer.training.loop import Observer
 from tformer.workers.work import Progress as WorkProgress
 from tformer.workers.work import no_progress
 
@@ -56,8 +55,8 @@ def formats_of(recipe: Recipe) -> dict[str, str]:
     return formats
 
 
-class TrainingDisplay(Observer):
-    """Observer of the training loop: shows every record and passes it to `write` (metrics.jsonl) or `write_sample`.
+class TrainingDisplay:
+    """Shows the steps, records and samples of a training.
 
     processes: that train together; a rate is shown for all and for each.
     seconds_left: expected after this step, validations included; None: not known yet.
@@ -70,8 +69,6 @@ class TrainingDisplay(Observer):
         console: Console,
         *,
         max_steps: int,
-        write: Callable[[dict[str, Any]], None],
-        write_sample: Callable[[int, str], None],
         first_step: int = 0,
         unit: str = "tok",
         processes: int = 1,
@@ -81,7 +78,6 @@ class TrainingDisplay(Observer):
     ) -> None:
         self.console = console
         self.max_steps, self.unit, self._processes = max_steps, unit, processes
-        self._write, self._write_sample = write, write_sample
         self._first_step = first_step
         self._last_plain = -math.inf
         self._progress: Progress | None = None
@@ -131,8 +127,11 @@ class TrainingDisplay(Observer):
             self._progress.update(self._task, completed=step)
         self._report(step, self.max_steps)
 
-    def logged(self, record: dict[str, Any]) -> None:
-        self._write(record)
+    def log(self, record: dict[str, Any]) -> None:
+        """Show the record of the last steps, or of a validation."""
+        if record["split"] != "train":
+            self._show_validation(record)
+            return
         status = self._status(record)
         if self._progress is not None:
             self._progress.update(self._task, completed=record["step"], status=status)
@@ -140,8 +139,7 @@ class TrainingDisplay(Observer):
             self._last_plain = time.monotonic()
             self.console.print(f"step {record['step']}/{self.max_steps}  {status}", markup=False)
 
-    def validated(self, record: dict[str, Any]) -> None:
-        self._write(record)
+    def _show_validation(self, record: dict[str, Any]) -> None:
         loss = "all held-out data: loss" if record["split"] == "final" else "valid loss"
         parts = [f"{loss} {record['loss']:.4f}"]
         parts += [
@@ -150,7 +148,7 @@ class TrainingDisplay(Observer):
         best = "  (best)" if record["is_best"] else ""
         self.console.print(f"[bold]step {record['step']}[/]  {escape(', '.join(parts))}{best}")
 
-    def expect(self, max_steps: int) -> None:
+    def set_last_step(self, max_steps: int) -> None:
         """Take another step for the last one."""
         self.max_steps = max_steps
         if self._progress is not None:
@@ -159,9 +157,8 @@ class TrainingDisplay(Observer):
     def skipped(self, step: int) -> None:
         self.console.print(f"[yellow]step {step}: the gradient is not finite; the step is skipped[/]")
 
-    def sampled(self, step: int, text: str) -> None:
-        """Record and show a sample of the model's output."""
-        self._write_sample(step, text)
+    def sample(self, text: str) -> None:
+        """Show a sample of the model's output."""
         self.console.print(f"[dim]{escape(visible(text.rstrip()))}[/]")
 
     def _status(self, record: dict[str, Any]) -> str:

@@ -18,7 +18,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -30,23 +29,18 @@ from tformer.metrics import HIGHER_IS_BETTER, lower_is_better
 from tformer.nn.structured_dropout import SharedDraws, Step, drawing_modules, step_listeners
 from tformer.objectives import OBJECTIVES
 from tformer.objectives.base import MEAN, Objective, total_loss
-from tformer.optim.ema import Ema
-from tformer.optim.optimizers import NamedOptimizer
-from tformer.optim.schedules import Schedule
+from tformer.optim.shards import Shards
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Training
 from tformer.support.device import keep_freed_memory, return_free_memory
 from tformer.support.errors import InputError, NotFiniteError, OtherProcessError, did_you_mean
-from tformer.training.assemble import Models
+from tformer.training.assemble import Models, make_ema, make_optimizer, make_schedule
 from tformer.training.clock import NEVER, Clock, Pace, Points
 from tformer.training.parallel import Parallel
 from tformer.training.state import LossScaler, RunningSums, TrainerState
 
 MAX_SKIPPED_IN_A_ROW = 3
 """Consecutive steps without a finite gradient that end the run; fewer are skipped and counted."""
-
-STEPS_BEFORE_FORECAST, FORECAST_SECONDS = 4, 2.0
-"""Minimum of steps of this process, and of their time, after which the time of the others is foreseen."""
 
 STEPS_BEFORE_FREEZE = 2
 """Steps of this process after which all long-lived objects exist."""
@@ -61,84 +55,91 @@ class Batches(Protocol):
         """The cursor of the batch that `next` returns next."""
 
 
-class Observer:
-    """Receiver of training events, such as the terminal and metrics.jsonl; this base class ignores them."""
+class Events:
+    """What a `Trainer` reports, and where it learns what only a run knows; this base class is of steps without a run.
 
-    def stepped(self, step: int) -> None: ...
-    def logged(self, record: dict[str, Any]) -> None: ...
-    def validated(self, record: dict[str, Any]) -> None: ...
-    def sampled(self, step: int, text: str) -> None: ...
-    def skipped(self, step: int) -> None: ...
+    All processes call each method. What takes long polls `should_stop` itself.
+    """
 
+    def should_stop(self) -> bool:
+        return False
 
-@dataclass
-class Components:
-    """The parts of a training: model, objective, batches, optimizer, schedule."""
+    def stepped(self, seconds: float) -> None:
+        """A step is done, which took this long."""
 
-    model: Models
-    forward: Callable[..., Any]  # the main model, perhaps compiled
-    objective: Objective
-    batches: Batches
-    optimizer: NamedOptimizer
-    schedule: Schedule
-    scaler: LossScaler
-    parallel: Parallel
-    device: torch.device
-    ema: Ema | None = None
+    def skipped(self, step: int) -> None:
+        """The gradient of a step is not finite, so the weights stay."""
 
+    def log(self, record: dict[str, Any]) -> None:
+        """The record of the steps since the last one, or of a validation."""
 
-@dataclass
-class Hooks:
-    """Callbacks of the loop. Each may take long and polls `should_stop` itself."""
+    def validate(self, step: int) -> tuple[dict[str, Any], str] | None:
+        """(metrics, what the model writes; "": no sample is due) at a step; None: interrupted."""
+        return {}, ""
 
-    validate: Callable[[], dict[str, Any] | None] = dict  # None: interrupted
-    sample: Callable[[int], str | None] = lambda step: ""  # at this step; "": no sample is due; None: interrupted
-    # Called with the state and the score of the validation at this step, if there was one; a lower one is better.
-    save: Callable[[TrainerState, Score | None], None] = lambda state, score: None
-    should_stop: Callable[[], bool] = lambda: False
-    check_data: Callable[[], None] = lambda: None  # raises InputError once the data is found to be damaged
-    log_metrics: Callable[[], dict[str, Any]] = dict  # additional metrics of a log line
-    forecast: Callable[[], None] = lambda: None  # called once, when the time of a step is known
-    # A training by time: the new line of the learning rate, the same in all processes; None: as before.
-    decide: Callable[[int], Points | None] = lambda step: None
+    def sample(self, step: int, text: str) -> None:
+        """The model has written this, after a validation that counts."""
+
+    def save(self, score: Score | None) -> None:
+        """Save a checkpoint. score: of the validation at this step, if there was one; lower is better."""
+
+    def decide(self, step: int) -> Points | None:
+        """A training by time: the new line of the learning rate, the same in all processes; None: as before."""
+        return None
 
 
 class Trainer:
-    """Runs the steps from `state.step` to `training.max_steps`, or to `stop_at_step`, which changes no schedule.
+    """One training in progress: its models, objective, optimizer and state, and the steps that change them.
 
-    With a clock the last step is the one that it decides.
+    Args:
+        objective: forms batches and measures.
+        batches: global batches from `state.cursor` on.
+        taught: the objective that is trained, where a teacher adds to it.
+        forward: calls the main model, perhaps compiled; None: the model itself.
+        shards: of models whose weights are spread over processes.
+
+    Attributes:
+        recipe: changes only where the clock decides something.
+        max_steps: of the recipe at the beginning.
+        pace: measures what takes time.
     """
 
     def __init__(
         self,
-        components: Components,
-        hooks: Hooks,
-        observer: Observer,
-        *,
         recipe: Recipe,
-        state: TrainerState,
-        flops_per_token: float = 0.0,
-        peak_flops: float = 0.0,
-        deadline: float = math.inf,
-        stop_at_step: int | None = None,
-        pace: Pace | None = None,
-        timer: Clock | None = None,
+        models: Models,
+        objective: Objective,
+        batches: Batches,
+        *,
+        device: torch.device,
+        state: TrainerState | None = None,
+        taught: Objective | None = None,
+        forward: Callable[..., Any] | None = None,
+        parallel: Parallel | None = None,
+        shards: Shards | None = None,
     ) -> None:
-        self.parts, self.hooks, self.observer = components, hooks, observer
-        self.recipe, self.training, self.state = recipe, recipe.training, state
-        self._step_listeners = step_listeners(components.model)
-        self._shared_draws = drawing_modules(components.model)
-        self._run_models = components.parallel.wrap(
-            components.model, some_unused=components.model.skips_parameters(components.objective)
-        )
-        assert self.training.eval_every is not None and self.training.save_every is not None  # set by `settle_steps`
-        self.eval_every, self.save_every = int(self.training.eval_every), int(self.training.save_every)
-        self.flops_per_token, self.peak_flops, self.deadline = flops_per_token, peak_flops, deadline
-        self.pace, self.timer = pace or Pace(counts_each_step=components.device.type == "cpu"), timer
-        self.limit = min(self.training.max_steps, stop_at_step or self.training.max_steps)
+        self.recipe, self.models, self.batches, self.device = recipe, models, batches, device
+        self.measured, self.objective = objective, taught or objective
+        self.forward = models.main if forward is None else forward
+        self.parallel, self.shards = parallel or Parallel(), shards
+        self.state = state or TrainerState()
+        self.optimizer = make_optimizer(recipe, models, device, shards)
+        self.schedule = make_schedule(recipe)
+        self.scaler = LossScaler(enabled=models.main.compute_dtype == torch.float16)
+        self.ema = make_ema(recipe, models, shards)
+        self.events = Events()
+        self._step_listeners = step_listeners(models)
+        self._shared_draws = drawing_modules(models)
+        self._run_models = self.parallel.wrap(models, some_unused=models.skips_parameters(self.objective))
+        training = recipe.training
+        assert training.eval_every is not None and training.save_every is not None  # set by `settle_steps`
+        self.eval_every, self.save_every = int(training.eval_every), int(training.save_every)
+        self.max_steps = self.limit = training.max_steps
+        self.pace = Pace(counts_each_step=device.type == "cpu")
+        self.clock: Clock | None = None
         self._skipped_in_a_row = 0
         self._score: Score | None = None  # of the current weights, if they have been validated
-        self._saved_step = state.step if state.step else None
+        self._saved_step = self.state.step if self.state.step else None
         self._last_save = time.monotonic()
         self._work_seconds = 0.0  # in optimizer steps since the last log line
         self._work_tokens = 0
@@ -147,42 +148,42 @@ class Trainer:
 
     @property
     def last_step(self) -> int:
-        return self.limit if self.timer is None else min(self.limit, self.timer.last_step)
+        return self.limit if self.clock is None else min(self.limit, self.clock.last_step)
 
-    def run(self) -> TrainerState:
+    def run(self, events: Events, *, deadline: float = math.inf, stop_at_step: int | None = None) -> None:
         """Train until the last step, the deadline, early stopping or an interruption; save the state in each case.
 
+        deadline: `time.monotonic()` at which no further step begins. stop_at_step: an earlier last step, which changes
+        no schedule. With a clock the last step is the one that it decides.
         Raises InputError for data that can no longer be read, after saving the state.
         """
+        self.events, self.limit = events, min(self.max_steps, stop_at_step or self.max_steps)
         keep_freed_memory()
         try:
-            return self._run()
+            self._run(deadline)
         except InputError:
             self._leave()
             raise
 
-    def _run(self) -> TrainerState:
-        state, training, parallel = self.state, self.training, self.parts.parallel
-        steps_here, foreseen = 0, False
+    def _run(self, deadline: float) -> None:
+        state, training, events, steps_here = self.state, self.recipe.training, self.events, 0
         if not state.validated:
             if not self._validate():
                 return self._leave()
             self._save()
-        first = time.monotonic()
         while state.step < self.last_step and not state.finished:
-            if parallel.agree(self.hooks.should_stop() or time.monotonic() >= self.deadline):
+            if self.parallel.agree(events.should_stop() or time.monotonic() >= deadline):
                 return self._leave()
+            began = time.monotonic()
             with self.pace.of_step():
                 self.train_step()
-            self.observer.stepped(state.step)
+            seconds = time.monotonic() - began
             steps_here += 1
             if steps_here == STEPS_BEFORE_FREEZE:
                 # Full passes of the garbage collector over long-lived objects would pause training.
                 gc.collect()
                 gc.freeze()
-            if not foreseen and steps_here >= STEPS_BEFORE_FORECAST and time.monotonic() - first >= FORECAST_SECONDS:
-                foreseen = True
-                self.hooks.forecast()
+            events.stepped(seconds)
             last = state.step >= self.last_step
             if state.step % training.log_every == 0 or last:
                 with self.pace.of_step(counted=0):
@@ -193,64 +194,59 @@ class Trainer:
                     return self._leave()
             if self._save_is_due() or last or state.finished:
                 self._save()
-            if self.timer is not None and state.step % self.timer.every == 0 and state.step < self.last_step:
-                self._look_at_the_clock(self.timer)
-        return state
+            if self.clock is not None and state.step % self.clock.every == 0 and state.step < self.last_step:
+                points = events.decide(state.step)
+                if points is not None:
+                    self.clock.points = points
+                    self.schedule.follow(points)
 
-    def _leave(self) -> TrainerState:
+    def _leave(self) -> None:
         if self._saved_step != self.state.step and self.state.step > 0:
             self._save()
-        return self.state
-
-    def _look_at_the_clock(self, timer: Clock) -> None:
-        points = self.hooks.decide(self.state.step)
-        if points is not None:
-            timer.points = points
-            self.parts.schedule.follow(points)
 
     # One optimizer step.
 
     def wait(self) -> None:
         """Wait until the device has done its work."""
-        if self.parts.device.type == "cuda":
-            torch.cuda.synchronize(self.parts.device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def train_step(self) -> None:
         """One optimizer step on the next global batch."""
-        parts, state = self.parts, self.state
+        state = self.state
         began = time.perf_counter()
         micro_batches = self._next_batch()
         step = state.step + 1
-        parts.optimizer.set_lr_scale(parts.schedule.scale(step))
+        self.optimizer.set_lr_scale(self.schedule.scale(step))
         totals, tokens = self._global_counts(micro_batches)
-        loss = torch.zeros((), device=parts.device)
+        loss = torch.zeros((), device=self.device)
         terms: dict[str, Tensor] = {}
-        parts.model.train()
+        self.models.train()
         about = Step(
             number=step,
-            max_steps=self.training.max_steps,
+            max_steps=self.max_steps,
             warmup_steps=self.recipe.schedule.warmup_steps,
             seed=random_key(self.recipe.seed, step),
         )
         for listener in self._step_listeners:
             listener.begin_step(about)
         for index, host_batch in enumerate(micro_batches):
-            batch = host_batch.to(parts.device, non_blocking=True)
+            batch = host_batch.to(self.device, non_blocking=True)
             self._seed(step, index, batch)
-            with parts.parallel.accumulating(self._run_models, last=index == len(micro_batches) - 1):
+            with self.parallel.accumulating(self._run_models, last=index == len(micro_batches) - 1):
                 micro_loss, micro_terms = self._run_models(partial(self._loss, batch, totals))
-                parts.scaler.scaled(micro_loss).backward()
+                self.scaler.scaled(micro_loss).backward()
             loss += micro_loss.detach()
             for name, part in micro_terms.items():
                 terms[name] = terms[name] + part if name in terms else part
-        loss, *term_sums = parts.parallel.sum(torch.stack([loss, *terms.values()])).unbind()
+        loss, *term_sums = self.parallel.sum(torch.stack([loss, *terms.values()])).unbind()
         norm = self._update(loss)
-        parts.optimizer.zero_grad()
+        self.optimizer.zero_grad()
         state.step = step
         self._score = None
         state.tokens += tokens
         self._work_tokens += tokens
-        state.cursor = parts.batches.cursor()
+        state.cursor = self.batches.cursor()
         self._sums.append((loss, norm, *term_sums))
         self._term_names = tuple(terms)
         self._work_seconds += time.perf_counter() - began
@@ -260,13 +256,12 @@ class Trainer:
 
         Raises InputError in all processes if the data of one is damaged; in the others it is an OtherProcessError.
         """
-        parts, problem = self.parts, None
+        problem = None
         try:
-            self.hooks.check_data()
-            micro_batches = parts.batches.next()
+            micro_batches = self.batches.next()
         except InputError as error:
             problem = error
-        if parts.parallel.agree(problem is not None):
+        if self.parallel.agree(problem is not None):
             raise problem or OtherProcessError("another process of this training cannot read its data")
         return micro_batches
 
@@ -275,34 +270,34 @@ class Trainer:
         totals: dict[str, int] = {}
         tokens = 0
         for batch in micro_batches:
-            for name, count in self.parts.objective.label_count(batch).items():
+            for name, count in self.objective.label_count(batch).items():
                 totals[name] = totals.get(name, 0) + count * batch.is_counted
             tokens += batch.num_tokens * batch.is_counted
-        if self.parts.parallel.world_size > 1:
-            tokens, *counts = self.parts.parallel.sum(torch.tensor([tokens, *totals.values()])).tolist()
+        if self.parallel.world_size > 1:
+            tokens, *counts = self.parallel.sum(torch.tensor([tokens, *totals.values()])).tolist()
             totals = dict(zip(totals, counts, strict=True))
         return {name: max(1, count) for name, count in totals.items()}, tokens
 
     def _seed(self, step: int, index: int, batch: Batch) -> None:
         """Seed the draws of the forward pass of micro-batch `index`."""
-        seed, rank = self.recipe.seed, self.parts.parallel.rank
+        seed, rank = self.recipe.seed, self.parallel.rank
         # torch.manual_seed writes the stack of its caller three times, for devices that no program uses yet.
-        on_cpu = self.parts.device.type == "cpu"
+        on_cpu = self.device.type == "cpu"
         (torch.default_generator.manual_seed if on_cpu else torch.manual_seed)(random_key(seed, step, index, rank))
         if batch.share is not None:
             shared = SharedDraws(
                 random_key(seed, step, index, 0),
                 rows=batch.share.rows,
                 num_rows=batch.share.num_rows,
-                device=self.parts.device,
+                device=self.device,
             )
-            self.parts.objective.shared = shared
+            self.objective.shared = shared
             for module in self._shared_draws:
                 module.shared = shared
 
     def _loss(self, batch: Batch, totals: dict[str, int]) -> tuple[Tensor, dict[str, Tensor]]:
         """This process's part of the loss, of each term where there are several, and of the means that are logged."""
-        result = self.parts.objective.loss(self.parts.forward, batch)
+        result = self.objective.loss(self.forward, batch)
         loss = total_loss(result.terms, totals)
         terms = result.terms if len(result.terms) > 1 else {}
         parts = {name: term.sum.detach().float() / totals[name] for name, term in terms.items()}
@@ -314,25 +309,24 @@ class Trainer:
 
     def _update(self, loss: Tensor) -> Tensor:
         """Clip gradients and step; skip and count steps without a finite gradient. Returns the gradient norm."""
-        parts = self.parts
-        parts.scaler.unscale_(parts.optimizer.gradients())
-        norm = parts.optimizer.clip(self.recipe.optimizer.clip_grad_norm)
+        self.scaler.unscale_(self.optimizer.gradients())
+        norm = self.optimizer.clip(self.recipe.optimizer.clip_grad_norm)
         # Reading the norm would stall a GPU each step, so there a bad loss is found at the next log line. In fp16 the
         # scale must follow every overflow, so it is read.
-        unread = parts.device.type != "cpu" and not parts.scaler.enabled
+        unread = self.device.type != "cpu" and not self.scaler.enabled
         # Loss and norm are sums over all processes, so they all decide alike.
         finite = unread or bool(torch.isfinite(norm) & torch.isfinite(loss))
-        parts.scaler.update(finite=finite)
+        self.scaler.update(finite=finite)
         if finite:
             self._skipped_in_a_row = 0
-            parts.optimizer.step()
-            if parts.ema is not None:
-                parts.ema.update(self.state.step + 1)
+            self.optimizer.step()
+            if self.ema is not None:
+                self.ema.update(self.state.step + 1)
             return norm
         self.state.skipped_steps += 1
         self._skipped_in_a_row += 1
-        self.observer.skipped(self.state.step + 1)
-        if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW and parts.scaler.scale <= 1.0:
+        self.events.skipped(self.state.step + 1)
+        if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW and self.scaler.scale <= 1.0:
             raise self._not_finite(f"at step {self.state.step + 1}, {self._skipped_in_a_row} steps in a row")
         return norm
 
@@ -346,7 +340,7 @@ class Trainer:
                 if math.isfinite(loss) and math.isfinite(norm):
                     named = dict(zip(self._term_names, terms, strict=True))
                     self.state.sums.add(loss=loss, grad_norm=norm, terms=named)
-                elif self.parts.device.type != "cpu" and not self.parts.scaler.enabled:
+                elif self.device.type != "cpu" and not self.scaler.enabled:
                     raise self._not_finite(f"between steps {self.state.step - len(values) + 1} and {self.state.step}")
             self._sums.clear()
         return self.state.sums
@@ -361,7 +355,7 @@ class Trainer:
             "split": "train",
             "step": state.step,
             "loss": sums.loss / sums.steps if sums.steps else None,
-            "lr": self.parts.optimizer.learning_rate(),
+            "lr": self.optimizer.learning_rate(),
             "grad_norm": sums.grad_norm / sums.steps if sums.steps else None,
             "tokens": state.tokens,
             "tokens_per_second": rate,
@@ -369,62 +363,59 @@ class Trainer:
         }
         for name, total in sums.terms.items():
             record[name.removeprefix(MEAN) if name.startswith(MEAN) else f"{name}_loss"] = total / sums.steps
-        record |= self.hooks.log_metrics()
-        if self.peak_flops:
-            record["peak_share"] = rate * self.flops_per_token / self.peak_flops
-        self.observer.logged(record)
+        self.events.log(record)
         state.sums = RunningSums()
         self._work_seconds, self._work_tokens = 0.0, 0
 
     def _validate(self) -> bool:
         """Validate, update the best score, write a sample. False when interrupted: then the state is unchanged."""
-        state, training, parallel = self.state, self.training, self.parts.parallel
+        state, training = self.state, self.recipe.training
         return_free_memory()
         self._drain_sums()  # raises if the weights are no longer finite
-        before, decodes = self.pace.seconds.get("validation", 0.0), set(self.parts.objective.decoded_metrics)
-        with self.pace.of("validation"), nullcontext() if self.parts.ema is None else self.parts.ema.swapped():
+        before, decodes = self.pace.seconds.get("validation", 0.0), set(self.objective.decoded_metrics)
+        with self.pace.of("validation"), nullcontext() if self.ema is None else self.ema.swapped():
             try:
-                values = self.hooks.validate()
-                sample = self.hooks.sample(state.step) if values is not None else None
+                found = self.events.validate(state.step)
             except NotFiniteError as error:
                 raise self._not_finite(f"any more at step {state.step}: {error.message}") from error
-            if values is None or sample is None:
+            if found is None:
                 return False
+            values, sample = found
             self._score = score(values, training)
             best_loss = math.inf if state.best_loss is None else state.best_loss
             is_best = state.best_score is None or self._score < (state.best_score, best_loss)
             if is_best:
                 (state.best_score, state.best_loss), state.best_step = self._score, state.step
-            self.observer.validated({"split": "valid", "step": state.step, **values, "is_best": is_best})
-            self.parts.schedule.observe(values["loss"])
+            self.events.log({"split": "valid", "step": state.step, **values, "is_best": is_best})
+            self.schedule.observe(values["loss"])
             state.bad_validations = 0 if is_best else state.bad_validations + 1
             early = training.early_stopping
             if early is not None and state.bad_validations >= early.patience:
                 state.finished = True
             state.validated = True
             if sample:
-                self.observer.sampled(state.step, sample)
+                self.events.sample(state.step, sample)
         if training.valid_beam_size and decodes and decodes.isdisjoint(values):  # the next one may decode
             self.pace.seconds["validation"] = max(before, self.pace.seconds["validation"])
-        timer = self.timer
-        if timer is not None and parallel.agree(not timer.leaves_time(state.step, eval_every=self.eval_every)):
+        clock = self.clock
+        if clock is not None and self.parallel.agree(not clock.leaves_time(state.step, eval_every=self.eval_every)):
             self.eval_every = NEVER  # only the last one
         return True
 
     def _save_is_due(self) -> bool:
-        minutes = self.training.save_every_minutes
+        minutes = self.recipe.training.save_every_minutes
         due = self.state.step % self.save_every == 0
         due = due or self.state.best_step == self.state.step
         if due or minutes is None:
             return due
-        return self.parts.parallel.agree(time.monotonic() - self._last_save >= 60 * minutes)
+        return self.parallel.agree(time.monotonic() - self._last_save >= 60 * minutes)
 
     def _save(self) -> None:
         self._drain_sums()
-        self.state.schedule = self.parts.schedule.state()
-        self.state.scaler = self.parts.scaler.state()
+        self.state.schedule = self.schedule.state()
+        self.state.scaler = self.scaler.state()
         with self.pace.of("checkpoint"):
-            self.hooks.save(self.state, self._score)
+            self.events.save(self._score)
         self._saved_step = self.state.step
         self._last_save = time.monotonic()
 

@@ -457,6 +457,14 @@ class TrainOptions:
             devices=self.devices,
         )
 
+    @property
+    def named(self) -> tuple[str | None, str | None]:
+        """(arch, preset); `--preset ARCH/NAME` names both."""
+        if self.preset is not None and "/" in self.preset:
+            arch, _, preset = self.preset.partition("/")
+            return arch, preset
+        return self.arch, self.preset
+
     def recipe_values(self) -> dict[str, Any]:
         """The values of the recipe that the options set, by dotted key.
 

@@ -21,18 +21,18 @@ import torch
 from tformer.cost.flops import example_flops, mean_lengths
 from tformer.objectives.base import Objective
 from tformer.recipe.recipe import Recipe
-from tformer.recipe.sections import BATCH_SIZES, Training
+from tformer.recipe.sections import BATCH_SIZES
+from tformer.recipe.sections import Training as Section
 from tformer.recipe.sizes import with_dropout
 from tformer.support.device import Precision, measured_once
 from tformer.support.errors import InputError
 from tformer.support.formatting import in_words, plural
 from tformer.training import assemble
 from tformer.training.clock import NEVER
-from tformer.training.loop import Components, Hooks, Observer, Trainer
-from tformer.training.parallel import Parallel
-from tformer.training.prepare import Prepared, freeze, measure_peak, prepare
+from tformer.training.loop import Trainer
+from tformer.training.prepare import freeze, measure_peak, prepare
 from tformer.training.request import recipe_of_leader
-from tformer.training.state import LossScaler, TrainerState
+from tformer.training.training import Sizes, Training
 from tformer.workers.work import Work
 from tformer.workers.worker import Worker
 
@@ -73,20 +73,19 @@ class Alternative:
         )
 
 
-def plan(prepared: Prepared, *, began: float, work: Work, worker: Worker) -> Prepared:
-    """The preparation with the size that fits the time best, the leader's choice. Notes the plan in one line.
+def plan(training: Training, *, began: float, work: Work, worker: Worker) -> Training:
+    """The training in the size that fits the time best, the leader's choice. Notes the plan in one line.
 
     began: `time.monotonic()` when the command started.
     """
-    minutes, resumed = prepared.recipe.training.minutes, prepared.start.resumed
+    minutes, resumed = training.recipe.training.minutes, training.resumed
     assert minutes is not None
-    given, total = prepared.start.sizes or (prepared.data.recipe,), 60 * minutes
+    given, needed, total = training.sizes.recipes, training.sizes.tokens_per_parameter, 60 * minutes
     sizes = list(given)
-    of_size = partial(_with_size, prepared, work=work, processes=worker.local_size)
-    tried: list[Prepared] = []
+    of_size = partial(_with_size, training, work=work, processes=worker.local_size)
+    tried: list[Training] = []
     found: list[Alternative] = []
     if worker.leads:
-        needed = prepared.start.tokens_per_parameter
         enough = time.monotonic() + 2 * LONGEST_STEP * total
         with work.progress("timing steps"):
             for index, size in enumerate(given):
@@ -102,7 +101,7 @@ def plan(prepared: Prepared, *, began: float, work: Work, worker: Worker) -> Pre
     fitting = [number for number, alternative in enumerate(found) if alternative.fits]
     number, steps = worker.share(lambda: (number := max(fitting, default=0), found[number].steps))
     if worker.leads and resumed is None:
-        limit = ", the most that suits the data" if steps == prepared.recipe.training.max_steps else ""
+        limit = ", the most that suits the data" if steps == training.recipe.training.max_steps else ""
         few = "; 20 would be usual: give it more minutes" if found[number].tokens_per_parameter < needed else ""
         work.note(f"plan for {in_words(total)}: {found[number]}{limit}{few}")
         if sizes[number] is not given[number]:
@@ -112,37 +111,37 @@ def plan(prepared: Prepared, *, began: float, work: Work, worker: Worker) -> Pre
             work.note(f"{smaller}, so that a step takes at most a twentieth of the time")
     chosen = tried[number] if tried else of_size(sizes[number])
     passes = steps * chosen.tokens_per_step / max(1.0, len(chosen.data.samples) * chosen.mean_length)
-    most, rate = prepared.start.dropout or (math.inf, 0.0)
+    most, rate = training.sizes.dropout or (math.inf, 0.0)
     if passes > most:
         chosen = of_size(with_dropout(sizes[number], rate))
         if worker.leads:
             work.note(f"dropout {rate:g}, as the training reads its data {passes:.0f} times")
-    chosen = _settled(chosen, steps)
+    recipe, precision = _settled(chosen.recipe, sizes[number].training, steps), chosen.precision
     if worker.world_size > 1:
-        recipe = recipe_of_leader(chosen.recipe, worker)
+        recipe = recipe_of_leader(recipe, worker)
         assert recipe.training.precision != "auto"
-        precision = Precision(recipe.training.precision, chosen.precision.reason)
-        chosen = replace(chosen, recipe=recipe, precision=precision)
-    return replace(chosen, alternatives=tuple(found))
+        precision = Precision(recipe.training.precision, precision.reason)
+    return replace(
+        chosen, recipe=recipe, precision=precision, planned_steps=steps, alternatives=tuple(found), sizes=Sizes()
+    )
 
 
-def _with_size(prepared: Prepared, size: Recipe, *, work: Work, processes: int) -> Prepared:
-    """The preparation with the model, the optimizer and the schedule of another size."""
-    if size is prepared.data.recipe:
-        return prepared
-    if size.seq_len != prepared.recipe.seq_len:  # the windows of the data change, and are cut again
+def _with_size(training: Training, size: Recipe, *, work: Work, processes: int) -> Training:
+    """The training with the model, the optimizer and the schedule of another size than its first."""
+    if size is training.sizes.recipes[0]:
+        return training
+    if size.seq_len != training.recipe.seq_len:  # the windows of the data change, and are cut again
         quiet = replace(work, note=lambda text: None)
-        prepared = prepare(replace(prepared.start, recipe=size), quiet, processes=processes)
+        training = prepare(replace(training, recipe=size), quiet, processes=processes)
     own: dict[str, Any] = {name: getattr(size, name) for name in ("model", "generator", "optimizer", "schedule")}
-    own["training"] = size.training.model_copy(update={"precision": prepared.precision.name})  # is measured once
-    data = replace(prepared.data, recipe=prepared.data.recipe.model_copy(update=own))
-    recipe, precision = freeze(data, prepared.device)
+    own["training"] = size.training.model_copy(update={"precision": training.precision.name})  # is measured once
+    recipe, precision = freeze(training.recipe.model_copy(update=own), training.data, training.device)
     shapes = assemble.make_models(recipe, torch.device("meta"), dtype=precision.dtype)
-    return replace(prepared, data=data, recipe=recipe, shapes=shapes)
+    return replace(training, recipe=recipe, shapes=shapes)
 
 
 def _with_short_steps(
-    size: Recipe, of_size: Callable[[Recipe], Prepared], longest: float, total: float
+    size: Recipe, of_size: Callable[[Recipe], Training], longest: float, total: float
 ) -> tuple[Recipe, float]:
     """A size and the approximate seconds of its step; the batch is smaller if a step would exceed `longest`.
 
@@ -161,7 +160,7 @@ def _with_short_steps(
             hint=f"choose a smaller model, or --minutes {math.ceil(of_example / LONGEST_STEP / 60)}",
         )
     examples = max(1.0, whole.tokens_per_step / whole.mean_length)
-    most = 1.0 if whole.start.resumed else examples  # the batch of a resumed run stays
+    most = 1.0 if whole.resumed else examples  # the batch of a resumed run stays
 
     def times_smaller(seconds: float) -> int:
         """Power of two that divides the batch so that a step of `seconds` fits."""
@@ -185,19 +184,19 @@ def _smaller(recipe: Recipe, times: int) -> Recipe:
     return recipe.model_copy(update={"training": training.model_copy(update=updates)})
 
 
-def _batch(training: Training) -> int:
+def _batch(training: Section) -> int:
     """Examples or tokens of an optimizer step."""
     return training.grad_accum * (training.batch_size or training.batch_tokens or 1)
 
 
-def _alternative(prepared: Prepared, seconds: float, end: float, needed: float) -> Alternative:
-    recipe, parameters = prepared.recipe, prepared.num_parameters
+def _alternative(training: Training, seconds: float, end: float, needed: float) -> Alternative:
+    recipe, parameters = training.recipe, training.num_parameters
     left = max(0.0, end - time.monotonic())
     steps = max(1, min(int(STEPS_SHARE * left / seconds), recipe.training.max_steps))
     model = recipe.model
     # Of a table of n-grams every text reads a few rows.
     table = model.embedding.ngram_rows * model.d_model if model.embedding.ngram > 1 else 0
-    ratio = steps * prepared.tokens_per_step / (parameters - table)
+    ratio = steps * training.tokens_per_step / (parameters - table)
     stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
     size = f"{' + '.join(str(stack.num_layers) for stack in stacks)} layers of width {model.d_model}"
     # A size that has read its data often enough leaves time for a larger one.
@@ -205,33 +204,22 @@ def _alternative(prepared: Prepared, seconds: float, end: float, needed: float) 
     return Alternative(size, parameters, seconds, steps, ratio, fits=ratio >= needed or has_read_all)
 
 
-def _key(prepared: Prepared) -> tuple[Any, ...]:
+def _key(training: Training) -> tuple[Any, ...]:
     """Key of everything that affects the time of a step, besides the machine."""
-    recipe = prepared.recipe
+    recipe = training.recipe
     parts = recipe.model_dump_json(include={"model", "generator", "objectives", "optimizer"})
-    training = recipe.training.model_dump_json(include={"batch_size", "batch_tokens", "grad_accum", "precision"})
-    lengths = mean_lengths(prepared.data.samples, prepared.data.tokens_per_sample)
-    return parts, training, str(prepared.device), [round(length, -1) for length in lengths]
+    batch = recipe.training.model_dump_json(include={"batch_size", "batch_tokens", "grad_accum", "precision"})
+    lengths = mean_lengths(training.data.samples, training.data.tokens_per_sample)
+    return parts, batch, str(training.device), [round(length, -1) for length in lengths]
 
 
-def _time_steps(prepared: Prepared, longest: float) -> float:
+def _time_steps(training: Training, longest: float) -> float:
     """Seconds of an optimizer step, by a few real ones of a model that is then dropped; by the first if it is long."""
-    recipe, data, device = prepared.recipe, prepared.data, prepared.device
-    models = assemble.make_models(recipe, device, dtype=prepared.precision.dtype)
+    recipe, data, device = training.recipe, training.data, training.device
+    models = assemble.make_models(recipe, device, dtype=training.precision.dtype)
     objective: Objective = assemble.make_objective(recipe, data.context, models)
     batches = assemble.PlannedBatches(recipe, data, objective, cursor=None, device=device)
-    parts = Components(
-        model=models,
-        forward=models.main,
-        objective=objective,
-        batches=batches,
-        optimizer=assemble.make_optimizer(recipe, models, device),
-        schedule=assemble.make_schedule(recipe),
-        scaler=LossScaler(enabled=prepared.precision.name == "fp16"),
-        parallel=Parallel(),
-        device=device,
-    )
-    trainer = Trainer(parts, Hooks(), Observer(), recipe=recipe, state=TrainerState())
+    trainer = Trainer(recipe, models, objective, batches, device=device)
     try:
         seconds: list[float] = []
         while sum(seconds) < longest and (
@@ -245,13 +233,15 @@ def _time_steps(prepared: Prepared, longest: float) -> float:
         return sum(timed) / len(timed)
     finally:
         batches.close()
-        del trainer, parts, models, objective
+        del trainer, models, objective
         gc.collect()
 
 
-def _settled(prepared: Prepared, steps: int) -> Prepared:
-    """The preparation with validations and a warm-up that suit this number of steps."""
-    recipe, given = prepared.recipe, prepared.data.recipe.training
+def _settled(recipe: Recipe, given: Section, steps: int) -> Recipe:
+    """The recipe with validations and a warm-up that suit this number of steps.
+
+    given: the section `training` with the steps between validations as they were asked for.
+    """
     every = steps // VALIDATIONS if steps >= FEW_STEPS else NEVER
     training = recipe.training.model_copy(
         update={"eval_every": given.eval_every or every, "save_every": given.save_every or given.eval_every or every}
@@ -260,5 +250,4 @@ def _settled(prepared: Prepared, steps: int) -> Prepared:
     schedule = recipe.schedule.model_copy(
         update={"warmup_steps": min(warmup, int(WARMUP_SHARE * steps)), "warmup_ratio": 0.0}
     )
-    recipe = recipe.model_copy(update={"training": training, "schedule": schedule})
-    return replace(prepared, recipe=recipe, planned_steps=steps)
+    return recipe.model_copy(update={"training": training, "schedule": schedule})

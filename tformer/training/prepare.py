@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from tformer.checkpoint.run import LOCK_NAME, RunLock
-from tformer.cost.flops import mean_lengths, product_shape
+from tformer.cost.flops import product_shape
 from tformer.cost.memory import MemoryEstimate, training_memory
 from tformer.data.batching.mixture import Samples
-from tformer.data.batching.padding import padded_lengths
 from tformer.recipe import recipe_to_yaml
 from tformer.recipe.recipe import Recipe
-from tformer.recipe.sections import Training
+from tformer.recipe.sections import Training as Section
 from tformer.support.device import (
     Precision,
     bound_products,
@@ -32,7 +30,6 @@ from tformer.tasks import task_of
 from tformer.tasks.base import TrainingData
 from tformer.tasks.example import example_document
 from tformer.training.assemble import (
-    Models,
     PlannedBatches,
     make_models,
     make_objective,
@@ -40,9 +37,9 @@ from tformer.training.assemble import (
     require_separate_rows,
     vocabulary_size,
 )
-from tformer.training.embeddings import Vectors, read_embeddings
-from tformer.training.request import Start
+from tformer.training.embeddings import read_embeddings
 from tformer.training.teacher import check_vocabulary
+from tformer.training.training import Training
 from tformer.workers.work import Work
 
 DEFAULT_EVERY = 500
@@ -50,64 +47,6 @@ DEFAULT_EVERY = 500
 
 MAX_VALIDATIONS = 20
 """Maximum number of validations of a training by epochs, evenly spread."""
-
-
-@dataclass
-class Prepared:
-    """A training that is ready to start: data, device and precision. Every `auto` of `recipe` is resolved.
-
-    Attributes:
-        shapes: the models on the meta device, for counts and estimates.
-        max_minutes: limit of this command, not part of the recipe.
-        vectors: of tokens, by the name of the table that starts with them.
-        planned_steps: expected of a training by time.
-        alternatives: the sizes among which such a training chose.
-    """
-
-    recipe: Recipe
-    start: Start
-    data: TrainingData
-    device: torch.device
-    precision: Precision
-    shapes: Models
-    max_minutes: float | None
-    vectors: dict[str, Vectors]
-    planned_steps: int = 0
-    alternatives: tuple[Any, ...] = ()
-
-    @property
-    def num_parameters(self) -> int:
-        """Parameters of the main model, tied ones counted once."""
-        return self.shapes.main.num_parameters()
-
-    @property
-    def longest(self) -> tuple[int, int]:
-        """Largest number of positions of a sample in the encoder and in the decoder, padded.
-
-        With `batch_tokens` both values are the larger one.
-        """
-        recipe = self.recipe
-        found = mean_lengths(self.data.samples, self.data.tokens_per_sample, of=np.max)
-        most = recipe.seq_len, recipe.target_seq_len
-        source, target = np.minimum(padded_lengths(np.array(found)), most).astype(int).tolist()
-        return (source, target) if recipe.training.batch_tokens is None else (max(source, target),) * 2
-
-    @property
-    def rows_per_micro_batch(self) -> int:
-        """Rows of a micro-batch of the longest samples."""
-        training = self.recipe.training
-        return training.batch_size or max(1, (training.batch_tokens or 1) // max(self.longest))
-
-    @property
-    def mean_length(self) -> float:
-        """Tokens of an example, of the longer side."""
-        return max(mean_lengths(self.data.samples, self.data.tokens_per_sample))
-
-    @property
-    def tokens_per_step(self) -> float:
-        """Tokens of an optimizer step; of pairs, tokens of the longer side."""
-        training = self.recipe.training
-        return training.grad_accum * (training.batch_tokens or (training.batch_size or 1) * self.mean_length)
 
 
 COMPILED_STEPS, COMPILED_MINUTES = 5000, 5
@@ -118,13 +57,13 @@ VARYING_PRODUCTS = 16
 ones."""
 
 
-def check_target(start: Start) -> None:
+def check_target(training: Training) -> None:
     """Check that the run directory can be used, before the data is read.
 
     Errors: InputError for one that is not empty (without --resume); StorageError where nothing can be written.
     """
-    target = start.out if start.out is not None else RUNS
-    if start.out is not None and not start.may_exist and target.exists():
+    target = training.out if training.out is not None else RUNS
+    if training.out is not None and not training.may_exist and target.exists():
         if not target.is_dir():
             raise InputError(f"{target} is a file, expected a run directory")
         found = sorted(entry.name for entry in target.iterdir() if entry.name != LOCK_NAME)
@@ -138,39 +77,49 @@ def check_target(start: Start) -> None:
     require_writable_folder(target)
 
 
-def prepare(start: Start, work: Work, *, processes: int = 1) -> Prepared:
+def prepare(training: Training, work: Work, *, processes: int = 1) -> Training:
     """Read the data, train or load the tokenizer, resolve sizes and precision. Writes to the cache only.
 
     processes: of this training on this machine; they share its threads.
     """
-    recipe, minutes = start.recipe, start.recipe.training.max_minutes
-    device = resolve_device(recipe.training.device)
-    if recipe.training.threads is not None:
-        torch.set_num_threads(max(1, recipe.training.threads // processes))
-    data = task_of(recipe).training_data(start, work)
+    section = training.recipe.training
+    device = resolve_device(section.device)
+    if section.threads is not None:
+        torch.set_num_threads(max(1, section.threads // processes))
+    recipe, data = task_of(training.recipe).training_data(training, work)
     if data.samples.lengths is not None:
         bound_products(VARYING_PRODUCTS)
-    if start.resumed is not None:
-        _check_fingerprint(data, str(start.resumed.trainer.get("data_fingerprint", "")))
-    if start.teacher is not None:
-        check_vocabulary(data.recipe, start.teacher, data.tokenizer, data.target_tokenizer)
-    recipe, precision = freeze(data, device, processes=processes)
+    if training.resumed is not None:
+        _check_fingerprint(data, str(training.resumed.trainer.get("data_fingerprint", "")))
+    if training.teacher is not None:
+        check_vocabulary(recipe, training.teacher, data.tokenizer, data.target_tokenizer)
+    sizes = training.sizes if training.sizes.recipes else replace(training.sizes, recipes=(recipe,))
+    recipe, precision = freeze(recipe, data, device, processes=processes)
     shapes = make_models(recipe, torch.device("meta"), dtype=precision.dtype)
     if data.tokenizer is not None:
         work.note(f"tokenizer: {data.tokenizer.kind}, {data.tokenizer.vocab_size:,} ids")
-    if recipe.training.max_epochs is not None:
-        work.note(f"{plural(recipe.training.max_epochs, 'epoch')}: at most {recipe.training.max_steps:,} steps")
+    if section.max_epochs is not None:
+        work.note(f"{plural(section.max_epochs, 'epoch')}: at most {recipe.training.max_steps:,} steps")
     generator = ""
     if shapes.generator is not None:
         count = shapes.generator.num_parameters()
         generator = f", and a generator of {count:,} with the same token table, not counted"
-    if recipe.training.minutes is None or start.resumed is not None:
+    if section.minutes is None or training.resumed is not None:
         work.note(f"model: {shapes.main.num_parameters():,} parameters{generator}")
     together = f"{processes} processes of " if processes > 1 else ""
     threads = f"{together}{plural(torch.get_num_threads(), 'thread')}"
     work.note(f"number format: {precision.name} ({precision.reason}); {device}, {threads}")
-    vectors = read_embeddings(recipe, data, work) if start.resumed is None else {}
-    return Prepared(recipe, start, data, device, precision, shapes, minutes, vectors)
+    return replace(
+        training,
+        recipe=recipe,
+        sizes=sizes,
+        data=data,
+        device=device,
+        precision=precision,
+        shapes=shapes,
+        max_minutes=section.max_minutes,
+        vectors=read_embeddings(recipe, data, work) if training.resumed is None else {},
+    )
 
 
 def _check_fingerprint(data: TrainingData, recorded: str) -> None:
@@ -206,9 +155,9 @@ def settle_steps(recipe: Recipe, samples: Samples) -> Recipe:
     return recipe.model_copy(update={"training": training.model_copy(update=updates), "schedule": schedule})
 
 
-def freeze(data: TrainingData, device: torch.device, *, processes: int = 1) -> tuple[Recipe, Precision]:
+def freeze(recipe: Recipe, data: TrainingData, device: torch.device, *, processes: int = 1) -> tuple[Recipe, Precision]:
     """The recipe with every `auto` replaced by the choice, so that a resumed run makes the same choices."""
-    recipe = settle_steps(data.recipe, data.samples)
+    recipe = settle_steps(recipe, data.samples)
     model, generator = recipe.model, recipe.generator
     if data.tokenizer is not None:
         vocabulary = {"vocab_size": vocabulary_size(model.vocab_size, data.tokenizer)}
@@ -229,57 +178,57 @@ def freeze(data: TrainingData, device: torch.device, *, processes: int = 1) -> t
     return recipe.model_copy(update={"model": model, "generator": generator, "training": training}), precision
 
 
-def compiling_pays(training: Training, device: torch.device) -> bool:
+def compiling_pays(training: Section, device: torch.device) -> bool:
     """Whether `auto` compiles the model. Compiling takes half a minute and saves a fifth of a step on a GPU."""
     is_long = training.max_steps >= COMPILED_STEPS and (training.minutes or math.inf) >= COMPILED_MINUTES
     return device.type == "cuda" and is_long
 
 
-def measure_peak(prepared: Prepared) -> float:
+def measure_peak(training: Training) -> float:
     """Measured FLOP/s of the feed-forward product in the compute dtype, the reference for throughput."""
-    rows, d_model, d_ff = product_shape(prepared.recipe, prepared.data.tokens_per_sample)
+    rows, d_model, d_ff = product_shape(training.recipe, training.data.tokens_per_sample)
     return matmul_flops_per_second(
-        prepared.precision.dtype, prepared.device, rows=min(rows, 8192), inner=d_model, columns=d_ff
+        training.precision.dtype, training.device, rows=min(rows, 8192), inner=d_model, columns=d_ff
     )
 
 
-def describe(prepared: Prepared, *, devices: int = 1) -> dict[str, Any]:
+def describe(training: Training, *, devices: int = 1) -> dict[str, Any]:
     """The report of --dry-run: recipe_yaml, parameters, memory (bytes by purpose), shapes of a batch, an example.
 
     A training by time has `sizes`, among which it chose. Memory is that of one of `devices`, with ddp.
     """
-    recipe = prepared.recipe
-    objective = make_objective(recipe, prepared.data.context)
-    batches = PlannedBatches(recipe, prepared.data, objective, cursor=None, device=prepared.device)
+    recipe = training.recipe
+    objective = make_objective(recipe, training.data.context)
+    batches = PlannedBatches(recipe, training.data, objective, cursor=None, device=training.device)
     samples = batches.next_samples()
     [batch, *_] = batches.next()
     batches.close()
-    require_separate_rows(prepared.shapes, devices)
-    memory = _memory_of(prepared, -(-prepared.rows_per_micro_batch // devices))
+    require_separate_rows(training.shapes, devices)
+    memory = _memory_of(training, -(-training.rows_per_micro_batch // devices))
     shapes = {name: list(tensor.shape) for name, tensor in batch.model_inputs().items()}
-    tokenizers = prepared.data.tokenizer, prepared.data.target_tokenizer
+    tokenizers = training.data.tokenizer, training.data.target_tokenizer
     report = {
         "recipe_yaml": recipe_to_yaml(recipe),
-        "parameters": prepared.num_parameters,
+        "parameters": training.num_parameters,
         "memory": memory.to_json(),
         "batch": {**shapes, "tokens": batch.num_tokens},
         "example": example_document(objective, samples, batch, tokenizers, labels=recipe.data.labels),
     }
-    if prepared.alternatives:
-        report["sizes"] = [str(alternative) for alternative in prepared.alternatives]
+    if training.alternatives:
+        report["sizes"] = [str(alternative) for alternative in training.alternatives]
     return report
 
 
-def _memory_of(prepared: Prepared, rows: int) -> MemoryEstimate:
+def _memory_of(training: Training, rows: int) -> MemoryEstimate:
     """Memory of one process whose micro-batches have at most this number of rows, all of the longest samples."""
-    recipe, teacher = prepared.recipe, prepared.start.teacher
-    (source, target), on_cpu = prepared.longest, prepared.device.type == "cpu"
+    recipe, teacher = training.recipe, training.teacher
+    (source, target), on_cpu = training.longest, training.device.type == "cpu"
     is_beside = teacher is not None and recipe.teacher is not None and recipe.teacher.kind == "soft"
     found = training_memory(
         recipe,
-        prepared.shapes.all,
+        training.shapes.all,
         tokens_per_micro_batch=rows * source,
-        dtype=prepared.precision.dtype,
+        dtype=training.precision.dtype,
         teacher_parameters=teacher.model.num_parameters() if teacher is not None and is_beside else 0,
         seq_len=source,
         target_seq_len=target,

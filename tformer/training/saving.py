@@ -19,20 +19,16 @@ from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import CheckpointContents, checkpoint_bytes, save_checkpoint
 from tformer.model import Transformer
-from tformer.optim.shards import Piece, Shards
+from tformer.optim.shards import Piece
 from tformer.recipe import recipe_to_yaml
 from tformer.support.errors import InputError
-from tformer.training.loop import Components, Score
-from tformer.training.prepare import Prepared
-from tformer.training.state import TrainerState
+from tformer.training.loop import Score, Trainer
+from tformer.training.training import Training
 from tformer.workers.worker import Worker
 
 
 class Checkpoints:
     """Saves and restores the parts of a training. All processes make the same calls of `save` and `restore`.
-
-    Args:
-        shards: of weights that are spread over the processes; None: each process has all.
 
     Attributes:
         recipe_yaml: is saved with the weights.
@@ -40,22 +36,22 @@ class Checkpoints:
         seconds: for which training has stood still.
     """
 
-    def __init__(self, prepared: Prepared, parts: Components, *, shards: Shards | None, worker: Worker) -> None:
+    def __init__(self, training: Training, trainer: Trainer, worker: Worker) -> None:
         self.seconds = 0.0
-        self._prepared, self._parts, self._shards, self._worker = prepared, parts, shards, worker
-        self.recipe_yaml = recipe_to_yaml(prepared.recipe)
-        background = prepared.recipe.training.save_in_background
+        self._training, self._trainer, self._shards, self._worker = training, trainer, trainer.shards, worker
+        self.recipe_yaml = recipe_to_yaml(training.recipe)
+        background = training.recipe.training.save_in_background
         self.saver = Saver(in_background=worker.world_size > 1 if background is None else background)
         self._count = 0
 
     def bytes_needed(self) -> int:
         """Size in bytes of the weights and the optimizer's state on disk."""
-        optimizer = {name: piece.outline() for name, piece in self._parts.optimizer.pieces().items()}
-        main = self._parts.model.main
+        optimizer = {name: piece.outline() for name, piece in self._trainer.optimizer.pieces().items()}
+        main = self._trainer.models.main
         own = {name: each for name, each in main.named_parameters() if name not in main.base_names}
         return checkpoint_bytes(own, optimizer)
 
-    def save(self, run: RunDirectory, state: TrainerState, score: Score | None) -> None:
+    def save(self, run: RunDirectory, score: Score | None) -> None:
         """Save a checkpoint, or begin to, after the previous one is on disk.
 
         Raises:
@@ -75,9 +71,9 @@ class Checkpoints:
         here = {key: pieces[key].tensor for key in division.own(self._worker.rank) if key not in moved}
         own = {**moved, **self.saver.hold(here)}
         together = Companions(self._worker, self._count, division, self.saver.gave_up.is_set)
-        main = self._parts.model.main
+        main, state = self._trainer.models.main, self._trainer.state
         if self._worker.leads:
-            tokenizer, target = self._prepared.data.tokenizer, self._prepared.data.target_tokenizer
+            tokenizer, target = self._training.data.tokenizer, self._training.data.target_tokenizer
             roles: dict[str, dict[str, Tensor]] = {"weights": {}}
             for (role, name), tensor in own.items():
                 roles.setdefault(role, {})[name] = tensor
@@ -93,27 +89,27 @@ class Checkpoints:
                 target_tokenizer_json=None if target is None else target.to_json(),
                 target_tokenizer_sha256=None if target is None else target.sha256,
             )
-            keep, others = self._prepared.recipe.training.keep_last, together if self._worker.world_size > 1 else None
+            keep, others = self._training.recipe.training.keep_last, together if self._worker.world_size > 1 else None
             self.saver.save(partial(save_checkpoint, run, state.step, contents, keep_last=keep, together=others))
         elif own:
             self.saver.save(partial(together.write_part, run.checkpoints_path, own))
         self.seconds += time.perf_counter() - began
 
-    def restore(self, checkpoint: Checkpoint, state: TrainerState) -> None:
+    def restore(self, checkpoint: Checkpoint) -> None:
         """Load optimizer, schedule, loss scale and averages. Where weights are spread, a process reads only its rows.
 
         Raises:
             InputError: they do not fit, or are damaged.
         """
-        parts = self._parts
+        trainer = self._trainer
         checkpoint.require_optimizer()
         if self._shards is None:
-            parts.optimizer.load_state_by_name(checkpoint.optimizer())
+            trainer.optimizer.load_state_by_name(checkpoint.optimizer())
         else:
-            parts.optimizer.load_rows(checkpoint.specs("optimizer"), partial(self._rows, checkpoint, "optimizer"))
-        parts.schedule.load_state(state.schedule)
-        parts.scaler.load_state(state.scaler)
-        if parts.ema is None or checkpoint.recipe.training.ema_decay is None:
+            trainer.optimizer.load_rows(checkpoint.specs("optimizer"), partial(self._rows, checkpoint, "optimizer"))
+        trainer.schedule.load_state(trainer.state.schedule)
+        trainer.scaler.load_state(trainer.state.scaler)
+        if trainer.ema is None or checkpoint.recipe.training.ema_decay is None:
             return  # an average that the run did not keep so far begins with the weights as they are
         if not checkpoint.has("ema"):
             raise InputError(
@@ -122,19 +118,19 @@ class Checkpoints:
             )
         if self._shards is None:
             averages = checkpoint.ema() or {}
-            parts.ema.load_state({name: each for name, each in averages.items() if name not in checkpoint.tied})
+            trainer.ema.load_state({name: each for name, each in averages.items() if name not in checkpoint.tied})
         else:
             rows = {name: self._shards.rows(spec.shape[0]) for name, spec in checkpoint.specs("ema").items()}
-            parts.ema.load_state(self._rows(checkpoint, "ema", rows))
+            trainer.ema.load_state(self._rows(checkpoint, "ema", rows))
 
     def _rows(self, checkpoint: Checkpoint, role: str, wanted: Mapping[str, slice]) -> dict[str, Tensor]:
         return checkpoint.rows(role, wanted, rank=self._worker.rank, processes=self._worker.world_size)
 
     def _pieces(self) -> dict[Name, Piece]:
         """This process's part of every tensor of a checkpoint, in the same order in all processes."""
-        models, ema = self._parts.model, self._parts.ema
+        models, ema = self._trainer.models, self._trainer.ema
         found = self._weights("weights", models.main)
-        found |= {("optimizer", name): piece for name, piece in self._parts.optimizer.pieces().items()}
+        found |= {("optimizer", name): piece for name, piece in self._trainer.optimizer.pieces().items()}
         if ema is not None:
             parameters = dict(models.main.named_parameters())
             found |= {("ema", name): self._piece(parameters[name], rows) for name, rows in ema.state().items()}

@@ -20,8 +20,9 @@ from tformer.support.errors import InputError
 from tformer.support.files import STANDARD_INPUT
 from tformer.support.options import flag_of
 from tformer.training.options import TrainOptions
-from tformer.training.prepare import Prepared, prepare
-from tformer.training.request import SAME_DATA, Start, recipe_of_leader
+from tformer.training.prepare import prepare
+from tformer.training.request import SAME_DATA, recipe_of_leader
+from tformer.training.training import Training
 from tformer.workers.work import Work
 from tformer.workers.worker import Worker
 
@@ -32,8 +33,6 @@ OWN = {"devices", "max_restarts", "workers"}
 
 def require_same_command(options: TrainOptions, worker: Worker) -> None:
     """Raise InputError for another version or command line than the leader's, and for data from standard input."""
-    if worker.world_size == 1:
-        return
     paths = [*options.data, *options.valid, *options.source, *options.target]
     if STANDARD_INPUT in [*paths, *options.valid_source, *options.valid_target]:
         raise InputError(
@@ -53,23 +52,23 @@ def _digest(path: Path) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     except OSError:
-        return "no file"  # `find_start` refuses it
+        return "no file"  # `find_training` refuses it
 
 
-def prepare_together(start: Start, work: Work, worker: Worker) -> Prepared:
+def prepare_together(requested: Training, work: Work, worker: Worker) -> Training:
     """`prepare` in each of several processes, with the leader's choices of number format, compilation and threads."""
-    for options in start.recipe.objectives:
+    for options in requested.recipe.objectives:
         if options.objective.compares_batch and worker.world_size > 1:
             raise InputError(
                 f"--devices: {options.kind} compares all examples of a batch, so one process trains it",
                 hint="--set objectives.0.chunk_size=N saves memory",
             )
-    prepared = worker.in_turn(lambda: prepare(start, work, processes=worker.local_size))
-    tokenizers = {"tokenizer": prepared.data.tokenizer, "target tokenizer": prepared.data.target_tokenizer}
+    training = worker.in_turn(lambda: prepare(requested, work, processes=worker.local_size))
+    tokenizers = {"tokenizer": training.data.tokenizer, "target tokenizer": training.data.target_tokenizer}
     hashes = {name: "none" if each is None else each.sha256[:16] for name, each in tokenizers.items()}
-    vectors = {f"vectors of {table}": each.digest() for table, each in prepared.vectors.items()}
-    worker.require_equal({**hashes, **vectors, "training data": prepared.data.fingerprint}, hint=SAME_DATA)
-    recipe = recipe_of_leader(prepared.recipe, worker)
+    vectors = {f"vectors of {table}": each.digest() for table, each in training.vectors.items()}
+    worker.require_equal({**hashes, **vectors, "training data": training.data.fingerprint}, hint=SAME_DATA)
+    recipe = recipe_of_leader(training.recipe, worker)
     name = recipe.training.precision
     assert name != "auto"
-    return replace(prepared, recipe=recipe, precision=Precision(name, prepared.precision.reason))
+    return replace(training, recipe=recipe, precision=Precision(name, training.precision.reason))

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tformer.training.clock import MOST_VALIDATING
-from tformer.training.prepare import Prepared, whole_steps
+from tformer.training.prepare import whole_steps
+from tformer.training.training import Training
 
 MOST_OF_OPERATIONS = 0.2
 """Operations of all validations, as a share of those of the training. One by time has `clock.MOST_VALIDATING`."""
@@ -27,46 +28,48 @@ FORWARD, BACKWARD = 2, 4
 """Operations for each parameter and position."""
 
 
-def plan_validations(prepared: Prepared, note: Callable[[str], None]) -> Prepared:
-    """The preparation with the share of the held-out data that validations read, and whole numbers of steps."""
-    recipe, start = prepared.recipe, prepared.start
-    training, steps = recipe.training, prepared.planned_steps or recipe.training.max_steps
-    assert training.eval_every is not None and training.save_every is not None  # set by `settle_steps`
-    every, share, final = whole_steps(training.eval_every, steps), training.valid_share, training.final_validation
-    if start.weights is not None and share == start.weights.recipe.training.valid_share and share != 1.0:
+def plan_validations(training: Training, note: Callable[[str], None]) -> Training:
+    """The training with the share of the held-out data that validations read, and whole numbers of steps."""
+    recipe, section = training.recipe, training.recipe.training
+    steps = training.planned_steps or section.max_steps
+    assert section.eval_every is not None and section.save_every is not None  # set by `settle_steps`
+    every, share, final = whole_steps(section.eval_every, steps), section.valid_share, section.final_validation
+    weights = training.weights
+    if weights is not None and share == weights.recipe.training.valid_share and share != 1.0:
         share, final = None, None if final else final  # the run it starts from read other data
-    decided = start.resumed is not None or recipe.schedule.points is not None  # by the training that is repeated
+    decided = training.resumed is not None or recipe.schedule.points is not None  # by the training that is repeated
     if share is None and not decided:
-        most = MOST_OF_OPERATIONS if training.minutes is None else MOST_VALIDATING
+        most = MOST_OF_OPERATIONS if section.minutes is None else MOST_VALIDATING
         number = -(-steps // every)
-        share, times = _share(prepared, steps, number, most)
+        share, times = _share(training, steps, number, most)
         if share is not None:
             if final is None:
-                final = training.minutes is None and times <= number * MOST_AT_THE_END
-            note(share_text(prepared, share))
-            if final and training.minutes is None:
+                final = section.minutes is None and times <= number * MOST_AT_THE_END
+            note(share_text(training, share))
+            if final and section.minutes is None:
                 note("the best checkpoint is measured on all of it at the end (--set training.final_validation=false)")
     updates = {"valid_share": share, "final_validation": final, "eval_every": every}
-    updates["save_every"] = whole_steps(training.save_every, steps)
-    return replace(prepared, recipe=recipe.model_copy(update={"training": training.model_copy(update=updates)}))
+    updates["save_every"] = whole_steps(section.save_every, steps)
+    recipe = recipe.model_copy(update={"training": section.model_copy(update=updates)})
+    return replace(training, recipe=recipe, share_is_given=section.valid_share is not None)
 
 
-def share_text(prepared: Prepared, share: float) -> str:
+def share_text(training: Training, share: float) -> str:
     """The note on validations that read a share of the held-out data."""
-    unit = "images" if prepared.data.tokenizer is None else "texts"
+    unit = "images" if training.data.tokenizer is None else "texts"
     return f"validation reads {100 * min(share, 0.99):.2g} % of the held-out {unit}, to save time"
 
 
-def _share(prepared: Prepared, steps: int, validations: int, most: float) -> tuple[float | None, float]:
+def _share(training: Training, steps: int, validations: int, most: float) -> tuple[float | None, float]:
     """(share of the held-out data, operations of validations on all data / operations of the training).
 
     None: all of it.
 
     A validation reads at least as many positions as a step, so all together take less than the training.
     """
-    parameters, of_step, held_out = prepared.num_parameters, prepared.tokens_per_step, prepared.data.valid_tokens
-    training = (FORWARD + BACKWARD) * parameters * steps * of_step
+    parameters, of_step, held_out = training.num_parameters, training.tokens_per_step, training.data.valid_tokens
+    learning = (FORWARD + BACKWARD) * parameters * steps * of_step
     validating = FORWARD * parameters * validations * held_out
-    share = max(most * training, FEW_OPERATIONS) / max(validating, 1.0)
+    share = max(most * learning, FEW_OPERATIONS) / max(validating, 1.0)
     share = float(f"{max(share, of_step / max(held_out, 1.0)):.3g}")
-    return (share if share < 1.0 else None), validating / training
+    return (share if share < 1.0 else None), validating / learning

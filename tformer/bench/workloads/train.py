@@ -7,7 +7,6 @@ libraries process as many tokens.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,9 +25,7 @@ from tformer.support.device import DTYPES
 from tformer.support.errors import InputError
 from tformer.tokenizer.special import SpecialIds, decoder_tokens
 from tformer.training import assemble
-from tformer.training.loop import Components, Hooks, Observer, Trainer
-from tformer.training.parallel import Parallel
-from tformer.training.state import LossScaler, TrainerState
+from tformer.training.loop import Events, Trainer
 
 SPECIAL = SpecialIds(pad=0, bos=1, eos=2, unk=3, cls=1, sep=2, mask=4)
 FIRST_WORD = 5  # ids from here on stand for words
@@ -165,22 +162,12 @@ class Training(Workload):
         models = assemble.make_models(recipe, task.device, dtype=DTYPES[self.precision])
         objective = build_objective(recipe.objectives, objective_context(task))
         self._trainer = Trainer(
-            Components(
-                model=models,
-                forward=assemble.compiled(models.main, wanted=task.compile),
-                objective=objective,
-                batches=Cycle(self._batches(objective)),
-                optimizer=assemble.make_optimizer(recipe, models, task.device),
-                schedule=assemble.make_schedule(recipe),
-                scaler=LossScaler(enabled=self.precision == "fp16"),
-                parallel=Parallel(),
-                device=task.device,
-            ),
-            Hooks(should_stop=self._should_stop),
-            Observer(),
-            recipe=recipe,
-            state=TrainerState(),
-            deadline=math.inf,
+            recipe,
+            models,
+            objective,
+            Cycle(self._batches(objective)),
+            device=task.device,
+            forward=assemble.compiled(models.main, wanted=task.compile),
         )
         self._train(WARM_UP_STEPS)
 
@@ -196,11 +183,16 @@ class Training(Workload):
         return [batch.pin_memory() for batch in batches] if self.device.type == "cuda" else batches
 
     def _train(self, steps: int) -> None:
-        self._steps_left = steps
-        self._trainer.run()
+        self._trainer.run(_Few(steps))
         synchronize(self.task.device)
 
-    def _should_stop(self) -> bool:
-        """Called by the loop before every step."""
-        self._steps_left -= 1
-        return self._steps_left < 0
+
+class _Few(Events):
+    """Stops a training after some steps."""
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    def should_stop(self) -> bool:
+        self._left -= 1
+        return self._left < 0

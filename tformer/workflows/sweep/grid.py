@@ -18,7 +18,8 @@ from tformer.recipe.schema import value_at
 from tformer.recipe.yaml_text import read_yaml, resolve_scalar
 from tformer.support.errors import InputError
 from tformer.training.options import TrainOptions, read_words
-from tformer.training.request import Start, find_start
+from tformer.training.request import find_training
+from tformer.training.training import Training
 from tformer.workflows.sweep.plan import Task, split_keys
 
 STACKS = ("encoder", "decoder")
@@ -204,11 +205,11 @@ def all_sets(
     return (*(f"{key}={as_text(value)}" for key, value in task.set.items()), *sets, *decided)
 
 
-def start_of(task: Task, sets: Sequence[str], *, max_steps: int | None, seed: int | None = None) -> Start:
+def start_of(task: Task, sets: Sequence[str], *, max_steps: int | None, seed: int | None = None) -> Training:
     """The start of `tformer train` with these settings. Raises InputError for a wrong recipe."""
     options, config = train_options(task.train), None if task.config is None else Path(task.config)
     sets = (*options.sets, *all_sets(task, sets, max_steps=max_steps, seed=seed))
-    return find_start(replace(options, arch=task.arch, preset=task.preset, config=config, sets=sets))
+    return find_training(replace(options, arch=task.arch, preset=task.preset, config=config, sets=sets))
 
 
 def check_model(recipe: Recipe) -> None:
