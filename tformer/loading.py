@@ -179,7 +179,7 @@ def target_reader(recipe: Recipe, tokenizer: Tokenizer) -> TextReader:
 
 
 def _padding(recipe: Recipe) -> dict[str, Any]:
-    """As in training; on the right where training pads at random."""
+    """Padding as in training; on the right if training pads at random."""
     return {"padding_side": "left" if recipe.data.padding == "left" else "right", "pad_to": recipe.data.pad_to}
 
 
@@ -402,7 +402,7 @@ def load_body(
     shards: Shards | None = None,
     place: Place | None = None,
 ) -> list[str]:
-    """Copy a checkpoint's weights except the heads; of these, the ones in `keep_heads` with equal shapes.
+    """Copy a checkpoint's weights without heads, except the heads in `keep_heads` with equal shapes.
 
     Learned LayerDrop rates belong to training: they are copied where both models have them, and else left alone.
     Averaged weights take precedence. Returns the names of the tensors of heads that stay as freshly initialized.

@@ -134,7 +134,7 @@ def sample_text(step: int, text: str) -> str:
 
 
 def last_sample(path: Path) -> str:
-    """The last sample of the file without its header, of one longer than 4 kB its end; empty without a file."""
+    """The last sample of the file without its header; the end of a sample above 4 kB; "" without a file."""
     if not path.is_file():
         return ""
     with open_regular(path) as stream:

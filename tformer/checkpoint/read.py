@@ -156,7 +156,7 @@ class Checkpoint:
         return self._tensors("generator") if self.has("generator") else None
 
     def optimizer(self) -> dict[str, Tensor]:
-        """The optimizer's state by name. Errors as of `require_optimizer`."""
+        """The optimizer's state by name. Errors as in `require_optimizer`."""
         self.require_optimizer()
         return self._tensors("optimizer")
 
@@ -174,7 +174,7 @@ class Checkpoint:
         return {spec.name: spec for record in records for spec in read_specs(self.path / record.name)}
 
     def rows(self, role: str, wanted: Mapping[str, slice], *, rank: int = 0, processes: int = 1) -> dict[str, Tensor]:
-        """Rows of stored tensors of a role, by name; of a file only these are read.
+        """Rows of stored tensors of a role, by name; only these rows are read from a file.
 
         The SHA-256 of each file is compared by one of several processes that all read the same checkpoint.
 
@@ -199,7 +199,7 @@ class Checkpoint:
         return found
 
     def each(self, role: str) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) of each stored tensor of a role, one at a time; errors as of `weights`, at the last one."""
+        """(name, tensor) of each stored tensor of a role, one at a time; errors as in `weights`, after the last one."""
         with _recovery_hint(self.path, resumed=self.resumed):
             for record in self.manifest.by_role(role):
                 _check_size(self.path / record.name, record)
@@ -210,7 +210,7 @@ class Checkpoint:
 
     @property
     def sha256(self) -> str:
-        """The SHA-256 of the file of the weights that are used, averaged ones first; of several, of their list."""
+        """SHA-256 of the file of the weights in use (averaged ones first), or of the list of several files."""
         records = self.manifest.by_role("ema") or self.manifest.by_role("weights")
         return joint_sha256([record.sha256 for record in records])
 

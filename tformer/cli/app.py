@@ -166,7 +166,7 @@ COMMANDS = {
 
 
 def add_commands(app: typer.Typer, words: Sequence[str]) -> None:
-    """Register every command, and import the one that `words`, a command line without the program's name, calls."""
+    """Register every command, and import the command that `words` (a command line without the program) calls."""
     called = next((word for word in words if not word.startswith("-")), None)
     for name, command in COMMANDS.items():
         if name != called:
@@ -199,7 +199,7 @@ FIRST_STEPS = (
 
 
 def help_page(path: Sequence[str]) -> Page:
-    """The help of a command by its name, of one in a group by both names, or of the program."""
+    """The help of the program, or of a command by its name (in a group by both names)."""
     if path:
         return COMMANDS[path[0]].page("tformer " + path[0], *path[1:])
     commands = [Entry(command.panel, name, command.summary) for name, command in COMMANDS.items()]
@@ -222,7 +222,7 @@ def asked_page(words: Sequence[str]) -> Page | None:
 
 
 def make_program(words: Sequence[str]) -> Any:
-    """Typer's program: all commands, and the options of the one that `words` calls, with the help of `help_page`."""
+    """Typer's program: all commands, and the options of the command that `words` calls, with our own help."""
     import typer
 
     app = typer.Typer(name="tformer", no_args_is_help=True, context_settings={"help_option_names": [*HELP, HELP_ALL]})

@@ -120,7 +120,7 @@ class _Session:
         return source
 
     def _text_blocks(self) -> Iterator[tuple[Callable[[], np.ndarray], Sequence[Sequence[Any]]]]:
-        """(function that returns the scores, texts) of `--text`, of a table, or of lines."""
+        """Blocks of texts from `--text`, a table or lines: (function that returns the scores, texts)."""
         from tformer.decoding.lines import row_blocks, text_blocks
 
         options, path = self.options, self.options.input_path or STANDARD_INPUT

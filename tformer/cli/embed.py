@@ -133,7 +133,7 @@ class _Session:
         show_notes([note], dim=True)
 
     def _blocks(self, rows: Iterable[LabelledRow] | None = None) -> Iterator[list[Text]]:
-        """The texts of `--text`, of a table's rows, or of lines."""
+        """Blocks of texts from `--text`, a table's rows or lines."""
         from tformer.decoding.lines import row_blocks, text_blocks
 
         if self.options.text is not None:

@@ -103,7 +103,7 @@ def estimate_memory(
     on_cpu: bool = False,
     labelled_share: float = 1.0,
 ) -> MemoryEstimate:
-    """Bytes that training allocates in one process at these sizes; of a teacher, its weights in `dtype` only.
+    """Bytes that training allocates in one process at these sizes; a teacher counts with its weights in `dtype`.
 
     Args:
         num_trained: parameters with a gradient; None: all.

@@ -199,7 +199,7 @@ def line_on_labels(names: Sequence[str], labels: Mapping[str, int] | None) -> st
 
 
 def sides_of(lengths: Mapping[str, Any]) -> dict[str, Any]:
-    """The lengths of each side of pairs by its name; of others under an empty name."""
+    """Lengths by side: each side of pairs by its name, other data under an empty name."""
     return {"": lengths} if "median" in lengths else dict(lengths)
 
 

@@ -172,7 +172,7 @@ def as_text(value: Any, *, digits: int | None = None) -> str:
 
 
 def delimited_lines(rows: Iterable[Iterable[str]], format: str, delimiter: str = ",") -> str:
-    """Rows of csv with quotes where they are needed; of tsv with tabs and line ends in cells escaped."""
+    """Rows of csv, with quotes where needed, or of tsv, with escaped tabs and line ends in cells."""
     if format == ".tsv":
         return "".join("\t".join(map(as_cell, row)) + "\n" for row in rows)
     marks = (delimiter, '"', "\r", "\n")

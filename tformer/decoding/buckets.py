@@ -244,7 +244,7 @@ class BucketedCache:
         self.sentences = len(sentences)
 
     def reorder_beams(self, index: Tensor) -> None:
-        """Row i becomes a copy of row index[i], long [B], of the same sentence."""
+        """Replace row i by a copy of row index[i] of the same sentence; index: long [B]."""
         assert self.fixed is not None
         self.fixed.move_rows(index, length=self.length)
 

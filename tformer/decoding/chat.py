@@ -29,7 +29,7 @@ class Conversation:
         self.reset(sampler.system)
 
     def reset(self, system: str | None) -> None:
-        """Begin anew, with a system prompt or none."""
+        """Forget the messages, and begin with a system prompt or none."""
         self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
 
     def answer(

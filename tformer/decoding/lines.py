@@ -49,7 +49,7 @@ def name_of(path: str) -> str:
 def line_blocks(
     path: str, *, errors: Errors, size: int, encoding: str | None = None, accepts: Collection[str] = ()
 ) -> Iterator[list[str]]:
-    """Up to `size` lines at a time, without their ends, of a file or of standard input (`-`).
+    """Blocks of up to `size` lines, without line ends, from a file or standard input (`-`).
 
     A block ends where its lines have `BLOCK_CHARACTERS`. Raises InputError for a line of more than
     `MAX_ROW_CHARACTERS`, of which no more are read, and as `decode_text`, also for `accepts`.

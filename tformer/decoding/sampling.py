@@ -92,7 +92,7 @@ def block_tokens(logits_BV: Tensor, banned: Sequence[Sequence[int]]) -> Tensor:
 
 
 def force_token(logits_BV: Tensor, rows_B: Tensor, token: int, *, counts: bool) -> Tensor:
-    """In these rows (bool [B]) all tokens but `token` are ruled out.
+    """Rule out all tokens but `token` in these rows (bool [B]).
 
     counts: it keeps its logit; otherwise it is certain: log-probability 0.
     """

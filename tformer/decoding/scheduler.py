@@ -306,7 +306,7 @@ class Scheduler:
     # --- prompts -----------------------------------------------------------------------------------------------------
 
     def _read(self, shares: set[_Row]) -> None:
-        """Read up to a chunk of tokens, of two prompts or more where there are several."""
+        """Read up to a chunk of tokens, from at least two prompts if several wait."""
         for text in [each for each in self._waiting if not shares.isdisjoint(each.rows)]:
             self._waiting.remove(text)
             self._reading.append(text)

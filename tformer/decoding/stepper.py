@@ -63,7 +63,7 @@ class Stepper(Protocol):
         ...
 
     def reorder(self, rows_R: Tensor) -> None:
-        """Row i becomes a copy of row `rows_R[i]`, long [R], of the same sentence."""
+        """Replace row i by a copy of row `rows_R[i]` of the same sentence; rows_R: long [R]."""
         ...
 
     def keep(self, sentences: Tensor) -> None:

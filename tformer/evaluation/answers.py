@@ -303,7 +303,7 @@ class AnswerFormat:
         return [int(index) for index in (-values_L).argsort(kind="stable")[: self.top]]
 
     def _given(self, values_L: np.ndarray) -> list[int]:
-        """The numbers of the labels that are given, the most probable first; of classes one."""
+        """Numbers of the predicted labels, the most probable first; one for classes."""
         from tformer.evaluation.scored import decide
 
         [found] = decide(self.kind, values_L[None], self.threshold)

@@ -159,7 +159,7 @@ class Scored:
 
 
 def choose_thresholds(rule: str, scored: Scored) -> tuple[Thresholds, list[str]]:
-    """The thresholds of a rule on these examples, and the labels that keep 0.5; of a number that one for all.
+    """Thresholds of a rule on these examples, and the labels that keep 0.5. A number is the threshold of all labels.
 
     Raises InputError for another rule, and for a model that decides otherwise.
     """

@@ -136,7 +136,7 @@ def decode_tags(logs_WL: np.ndarray, names: tuple[str, ...]) -> list[str | None]
 def tag_report(
     rows: Sequence[Any], scores: Sequence[np.ndarray], names: tuple[str, ...], *, intervals: bool = True
 ) -> dict[str, Any]:
-    """The metrics of tagged sentences, as plain numbers. rows, scores: as of `word_scores`.
+    """Metrics of tagged sentences, as plain numbers. rows, scores: as in `word_scores`.
 
     - loss: mean negative log-likelihood of the words, in nats; accuracy: share of words with their tag;
     - f1_micro, precision_micro, recall_micro: over entities, strict (see `metrics.tags`); of plain tags over words;
@@ -293,7 +293,7 @@ class Answerer(SpanReader):
 
 
 def options_of(recipe: Recipe) -> QuestionAnsweringOptions:
-    """The options of a recipe's objective; of an imported model the defaults."""
+    """The options of a recipe's objective; the defaults for an imported model."""
     given = (each for each in recipe.objectives if isinstance(each, QuestionAnsweringOptions))
     return next(given, QuestionAnsweringOptions())
 

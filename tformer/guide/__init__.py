@@ -101,7 +101,7 @@ def _section(topic: str, lines: list[str]) -> Section:
 
 
 def with_subsections(section: Section) -> str:
-    """The Markdown of a section with those below it; of a title: the whole topic."""
+    """The Markdown of a section with its subsections; for a title the whole topic."""
     every = sections(section.topic)
     parts = [section.text]
     for other in every[every.index(section) + 1 :]:

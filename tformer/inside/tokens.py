@@ -109,7 +109,7 @@ class TokenReport:
         return self.predicted[np.argsort(-self.bits[self.predicted], kind="stable")][:count].tolist()
 
     def context(self, place: int) -> tuple[str, str]:
-        """The text of a few tokens before and after one, of the same example."""
+        """Text of a few tokens before and after a token in the same example."""
         sides = []
         for near in (range(place - CONTEXT_TOKENS, place), range(place + 1, place + 1 + CONTEXT_TOKENS)):
             same = [n for n in near if 0 <= n < len(self.ids) and self.example[n] == self.example[place]]

@@ -35,7 +35,7 @@ HELD_OUT, MOST_HELD_OUT = 10, 8  # one window of this number is held out, and at
 
 @dataclass(frozen=True)
 class TunedLens:
-    """Maps of a tuned lens, of the stream before the final norm.
+    """Maps of a tuned lens for the stream before the final norm.
 
     Attributes:
         weights: A of each row [R, D, D]. biases: b [R, D].

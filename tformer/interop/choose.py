@@ -51,7 +51,7 @@ KNOWN_KINDS: tuple[tuple[str, frozenset[Any]], ...] = (
 
 
 def canonical(model: Model) -> dict[str, Any]:
-    """The canonical form, as nested plain values, of a resolved model section (vocabulary sizes, numbers of labels)."""
+    """Canonical form of a resolved model section (with vocabulary sizes and numbers of labels), as plain values."""
     data = model.model_dump(mode="json")
     del data["init"]
     both = model.is_encoder_decoder

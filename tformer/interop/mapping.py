@@ -58,7 +58,7 @@ def reshaped(*, ours: Sequence[int], theirs: Sequence[int]) -> Layout:
 
 @dataclass(frozen=True)
 class Link:
-    """One tensor of tformer and the tensors on disk that it is made of.
+    """One tensor of tformer and the tensors on disk that form it.
 
     ours: a name in `model.state_dict()`; for tied tensors the name of the owner.
     theirs: names on disk, in the order in which `layout` joins them.

@@ -118,7 +118,7 @@ def export_gguf(
 
 
 def plan(checkpoint: Checkpoint, model_type: str | None = None) -> tuple[Model, Choice, Vocabulary]:
-    """(resolved model, class, vocabulary) of a checkpoint's file; errors as of `export_gguf`."""
+    """(resolved model, class, vocabulary) of a checkpoint's file; errors as in `export_gguf`."""
     if importlib.util.find_spec("gguf") is None:
         raise InputError("--to gguf needs the package gguf, which is not installed", hint="pip install 'tformer[gguf]'")
     recipe, tokenizers = checkpoint.recipe, tokenizers_of(checkpoint)

@@ -109,7 +109,7 @@ def export_onnx(
 
 
 def plan(checkpoint: Checkpoint, model_type: str | None = None) -> Choice:
-    """The class of a checkpoint's model; InputError as of `export_onnx`, as far as the recipe shows it."""
+    """The class of a checkpoint's model; raises the errors of `export_onnx` that the recipe shows."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         if importlib.util.find_spec(package) is None:
             raise InputError(f"--to onnx needs {package}, which is not installed", hint="pip install 'tformer[onnx]'")
@@ -119,7 +119,7 @@ def plan(checkpoint: Checkpoint, model_type: str | None = None) -> Choice:
 
 
 def refusal(model: Model) -> str | None:
-    """The keys of a recipe's model that no graph is written of; None: all of it is."""
+    """The keys of a recipe's model that cannot become a graph; None if all can."""
     found, kinds = [], [head.kind for head in model.heads]
     if model.is_encoder_decoder and "lm" not in kinds:
         found.append(f"model.heads: {', '.join(kinds) or 'none'} of an encoder-decoder, expected lm")

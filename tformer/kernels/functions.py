@@ -110,7 +110,7 @@ class Kernels:
     def record(
         self, x: Tensor, run: Callable[[], Tensor], storages: Callable[[], Sequence[Tensor]]
     ) -> tuple[Tensor, Tape | None]:
-        """The result of run(), a decoding step of x [B, 1, D], and the tape of its calls where these are all of it.
+        """Run a decoding step of x [B, 1, D]; returns its result, and the tape if kernels did the whole step.
 
         storages: the keys of each layer's cache after the step.
         """

@@ -91,7 +91,7 @@ def subset_accuracy(labels: ArrayLike, predictions: ArrayLike) -> float:
 
 
 def top_k_accuracy(labels_N: np.ndarray, scores_NL: np.ndarray, k: int) -> float:
-    """The share of examples whose label is among the k classes with the highest scores; of equal ones the last."""
+    """The share of examples whose label is among the k highest scores; it comes last among equal scores."""
     order_NL = np.argsort(scores_NL, axis=1, kind="stable")
     return float((order_NL[:, -k:] == labels_N[:, None]).any(axis=1).mean())
 

@@ -89,7 +89,7 @@ EXPECTED = "a number from 0 to 1, best-f1, best-accuracy, best-mcc, precision=P 
 
 
 def parse_rule(text: str) -> tuple[str, float]:
-    """(name, number) of `precision=0.9` or `best-f1`; of a number alone the name is "". Raises InputError."""
+    """Parse `precision=0.9`, `best-f1` or a number into (name or "", number). Raises InputError."""
     name, _, number = text.partition("=")
     if text in RULES and text.startswith("best-"):
         return text, 0.0

@@ -391,7 +391,7 @@ class ModelCache:
         self._spares = Spares()  # the earlier ones are too small
 
     def reorder_beams(self, index: Tensor) -> None:
-        """Row i becomes what row index[i] was, long [B], of the same sentence: its positions and padding are equal.
+        """Replace row i by row index[i] of the same sentence, with equal positions and padding; index: long [B].
 
         If kernels read all layers, and these have one table, only the table moves.
         """

@@ -151,7 +151,7 @@ class FixedCache:
             self.encoder_mask[:sentences] = full.encoder_mask[:sentences]
 
     def move_rows(self, index: Tensor, *, length: int) -> None:
-        """Row i becomes what row index[i] was, of the same sentence: its positions and padding are equal."""
+        """Replace row i by row index[i] of the same sentence, with equal positions and padding."""
         for layer in self.layers:
             _move(layer.keys[:, :, :length], index)
             _move(layer.values[:, :, :length], index)

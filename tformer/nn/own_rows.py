@@ -19,7 +19,7 @@ RANDOM_FILLS = (nn.init.normal_, Tensor.normal_, Tensor.uniform_)
 
 
 class OwnRows:
-    """The rows of this process, of the parameters of models that are made with it.
+    """This process's rows of the parameters of models that are built with it.
 
     Args:
         rows: number of rows of a parameter -> those of this process.

@@ -78,7 +78,7 @@ class PatchEmbedding(Embedding):
         raise NotImplementedError
 
     def matrices(self) -> Iterator[tuple[Tensor, int]]:
-        """(weight [out, in], places of one image that it is applied to) of each product, in order."""
+        """(weight [out, in], number of places in an image) of each product, in order."""
         raise NotImplementedError
 
     def reset_parameters(self, draw: Callable[[Tensor], None]) -> None:

@@ -39,7 +39,7 @@ MIN_ATTENTION = 1e-9  # smaller attention weights are clamped, for their logarit
 
 
 class LayerPair(NamedTuple):
-    """Names of a tap of the student and of the teacher's tap that it is compared with."""
+    """Names of a student's tap and of the compared teacher's tap."""
 
     student: str
     teacher: str

@@ -159,7 +159,7 @@ class Classification(LabelledObjective):
         return self.mixes or super().collates_at_random
 
     def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
-        """A batch as of every labelled objective; with mixup or CutMix, labels are shares of classes, fp32 [B, L]."""
+        """A batch of labelled examples; with mixup or CutMix labels are shares of classes, fp32 [B, L]."""
         batch = super().collate(samples, rng=rng, training=training)
         if not (training and self.mixes) or batch.labels is None:
             return batch

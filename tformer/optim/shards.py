@@ -23,7 +23,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def rows_of(count: int, rank: int, size: int) -> slice:
-    """The rows of process `rank` of `size`, of a parameter with `count` of them."""
+    """The rows of process `rank` (of `size`) in a parameter with `count` rows."""
     chunk = -(-count // size)
     return slice(min(rank * chunk, count), min((rank + 1) * chunk, count))
 

@@ -207,7 +207,7 @@ def _handler(service: Service, endpoint: Endpoint) -> Callable[[Request], Awaita
 
 
 async def _body(request: Request, most: int) -> bytes:
-    """The body, not more than `most` bytes of it. Raises RequestError for a wrong type, size or speed."""
+    """Read a body of at most `most` bytes. Raises RequestError for a wrong type, size or speed."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON_TYPE:
         raise RequestError(f"the Content-Type must be {JSON_TYPE}", 415, code="unsupported_media_type")
     too_large = RequestError(f"the body is larger than {most:,} bytes", 413, code="body_too_large")

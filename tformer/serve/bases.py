@@ -56,7 +56,7 @@ class Bases:
         return f"base:{sha256[:16]}:{_form(checkpoint)}:{str(dtype).removeprefix('torch.')}"
 
     def sizes(self, checkpoint: Checkpoint, name: str) -> dict[str, int]:
-        """Bytes in fp32 of the weights of a model that are its own, under its name, and of the base that it shares."""
+        """Bytes in fp32 of a model's own weights, under its name, and of its shared base."""
         base = self.of(checkpoint)
         if base is None:
             return {name: _bytes_of(checkpoint)}

@@ -207,7 +207,7 @@ class Models:
                 raise RequestError(message, 503, code="no_memory", retry_after=BUSY_SECONDS)
 
     def _loaded(self, entry: Entry) -> Served:
-        """The model of an entry, prepared; of a training, the checkpoint that is there now."""
+        """The prepared model of an entry; for a run in training its current checkpoint."""
         options = self.options
         rows = options.rows if options.rows <= FEW_FP32_ROWS else EVERY
         how: dict[str, Any] = {"precision": options.precision, "quantize": options.quantize, "batch_size": rows}
@@ -227,7 +227,7 @@ def sizes_of(entries: Iterable[Entry]) -> dict[str, int]:
 
 
 def _name(path: str, *, taken: dict[str, Entry]) -> str:
-    """The last part of a path that names a model; more of it where models have the same name."""
+    """Name of a model: the last part of its path, or more parts where models have the same name."""
     path = os.fsencode(path).decode(errors="replace")  # it stands in JSON
     parts = [part for part in Path(path).absolute().parts if part != CHECKPOINTS]
     if parts[-1].startswith("step-") and len(parts) > 2:

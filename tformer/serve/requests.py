@@ -1,4 +1,4 @@
-"""Bodies of requests: what each endpoint takes, checked before any model sees it, and the schema of it for OpenAPI.
+"""Request bodies of each endpoint: their checks, before any model sees them, and their OpenAPI schema.
 
 Values have the types of JSON: a number in quotes is refused. Fields that are not known are ignored and named in the
 log, as vLLM does it; those of OpenAI's API that change an answer and are not computed here (`UNSUPPORTED`) are refused.

@@ -217,7 +217,7 @@ class Generation:
         return self
 
     async def __anext__(self) -> tuple[int, TokenEvent | list[Generated]]:
-        """The next event, or, of a prompt that is done, its completions. Raises what ended a prompt."""
+        """The next event, or the completions of a finished prompt. Raises the error that ended a prompt."""
         if not self._unfinished:
             raise StopAsyncIteration
         number, event = await self._events.get()

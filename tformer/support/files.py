@@ -62,7 +62,7 @@ def read_bounded(path: Path, *, max_bytes: int) -> bytes:
 
 
 def read_object(path: Path, *, max_bytes: int) -> dict[str, Any]:
-    """The JSON object in a file. InputError for a file larger than `max_bytes`, and as of `parse_object`."""
+    """The JSON object in a file. InputError for a file larger than `max_bytes`, and as in `parse_object`."""
     return parse_object(read_bounded(path, max_bytes=max_bytes), name=str(path))
 
 

@@ -253,7 +253,7 @@ _KINDS: tuple[tuple[type, str], ...] = (
 
 
 def kind_of(value: object) -> str:
-    """The kind of a value of JSON, for a message; of another one the name of its type."""
+    """The kind of a JSON value, for a message; the type's name for other values."""
     return next((words for kind, words in _KINDS if isinstance(value, kind)), type(value).__name__)
 
 

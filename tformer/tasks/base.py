@@ -180,7 +180,7 @@ def positions_of(samples: Any, each: int) -> float:
 
 
 class EvenlySpread:
-    """`count` of some samples, evenly spread over them; of windows about as many, all of some texts."""
+    """`count` samples, evenly spread over all; of windows about as many, whole texts."""
 
     def __init__(self, samples: Any, count: int) -> None:
         self._samples = samples

@@ -100,7 +100,7 @@ def _label_counts(objective: Objective, samples: Samples, num_ids: int) -> np.nd
 
 
 def constant_baselines(kind: LabelKind, names: Sequence[str], train_labels: Any, labels: Any) -> Baselines:
-    """The best constant answer by the training labels, measured on others; arguments as of a report."""
+    """The best constant answer by the training labels, measured on others; arguments as for a report."""
     scores = constant_scores(np.asarray(train_labels), num_labels=len(names))
     return constant_of(kind, names, scores, labels)
 

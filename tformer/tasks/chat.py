@@ -53,7 +53,7 @@ class Chat(MaskedText):
         return open_conversations(specs, format=recipe.data.format, kind=self.table, reading=data.reading)
 
     def resolved(self, recipe: Recipe, sources: Sequence[Any], tokenizer: Tokenizer) -> Recipe:
-        """With the template, and the tokens that end an answer, at which generation stops."""
+        """The recipe with the template, and the tokens that end an answer as stop tokens."""
         template = ChatTemplate(tokenizer, recipe.tokenizer.chat_template)
         ends = dict.fromkeys([*recipe.generation.stop_tokens, *template.ends])
         stops = tuple(token for token in ends if token != tokenizer.special.eos)
@@ -87,7 +87,7 @@ class Chat(MaskedText):
         return ("chat",)
 
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
-        """A message and its answer; without a target the message is its own."""
+        """A sample of a message and its answer; without a target the message is its own answer."""
         given.require(needs="text", may="target", reader=self.description)
         tokenizer, _ = tokenizers
         assert tokenizer is not None and given.text is not None

@@ -423,7 +423,7 @@ def chosen_part(samples: Any, data: ChosenData, recipe: Recipe) -> tuple[Any, st
 def open_sources(
     recipe: Recipe, specs: Sequence[SourceSpec], data: Data | ChosenData, *, grouped: bool = True
 ) -> list[LabelledSource]:
-    """The sources of these specs. grouped: the column of groups is read, as of data that is divided."""
+    """The sources of these specs. grouped: also read the column of groups, for data that is divided."""
     columns = data.columns if grouped else data.columns.model_copy(update={"group": None})
     kind, separator = label_kind_of(recipe), recipe.data.label_separator
     labels: dict[str, Any] = {"numeric_label": kind == "score", "multi_label": kind == "labels", "separator": separator}

@@ -200,7 +200,7 @@ class Pairs(Task):
         return PairSurvey(len(sides), float(words), float(characters), distinct, tuple(sorted(tags)), word_tokens)
 
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
-        """A source, with the prefix of the run's task, and its target; without a target the source is its own."""
+        """A sample of a source, with the prefix of the run's task, and its target (default: the source)."""
         given.require(needs="text", may="target", reader=self.description)
         tokenizer, own_target = tokenizers
         assert tokenizer is not None and given.text is not None

@@ -41,7 +41,7 @@ class Preferences(Chat):
     corpus_type = WholeDocuments
 
     def resolved(self, recipe: Recipe, sources: Sequence[Any], tokenizer: Tokenizer) -> Recipe:
-        """With what chat needs where the first row has messages."""
+        """The recipe with chat's values if the first row has messages."""
         has_messages = any(row.prompt is None for source in sources[:1] for row in islice(source.rows(), 1))
         return super().resolved(recipe, sources, tokenizer) if has_messages else recipe
 

@@ -162,7 +162,7 @@ class CorpusTask(Task):
 
     @abstractmethod
     def first_try(self, recipe: Recipe, opening: str) -> tuple[str, ...]:
-        """As of `TrainingData`. opening: see `opening_of`."""
+        """The first command to try, see `TrainingData`. opening: see `opening_of`."""
 
     def training_data(self, start: TrainingStart, work: Work) -> tuple[Recipe, TrainingData]:
         """Tokenize the texts and cut them. Errors: too little text, a tokenizer without the tokens that are needed."""

@@ -260,7 +260,7 @@ class TextPairs(Task):
         return {"data": held_out.name, "examples": len(held_out.samples), **report}
 
     def lines(self, report: dict[str, Any]) -> Iterator[str]:
-        """One metric per line; of each number of dimensions one line."""
+        """One metric per line, and a line for each number of dimensions."""
         for name, value in report.items():
             if isinstance(value, float | int) and name != "step":
                 yield f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}"

@@ -169,7 +169,7 @@ class Loggers:
     def __init__(
         self, names: Sequence[str], run: LoggedRun, note: Callable[[str], None], *, enabled: bool = True
     ) -> None:
-        """Open the named loggers and, of a resumed run, those it had; none unless `enabled`."""
+        """Open the named loggers and a resumed run's loggers; none unless `enabled`."""
         self._note = note
         self._open: dict[str, Logger] = {}
         if not enabled:

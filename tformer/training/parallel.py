@@ -244,7 +244,7 @@ class FullySharded(ProcessGroup):
 
 
 def parallel_of(options: Parallelism, *, compute_dtype: torch.dtype = torch.float32) -> Parallel:
-    """The default process group of torch.distributed, of the kind in `options`; one process where there is no group.
+    """The default process group of torch.distributed with the kind in `options`; one process without a group.
 
     compute_dtype: of the trained models.
     """

@@ -204,7 +204,7 @@ def _resume(options: TrainOptions, run: RunDirectory | None) -> Training:
 
 
 def _newest_run(options: TrainOptions) -> Path | None:
-    """The run under runs/ that was started or resumed last, of the given architecture and preset, if any."""
+    """The run under runs/ with this architecture and preset (if given) that was started or resumed last."""
     if options.config is not None:
         raise InputError("--resume with --config needs --out", hint="name the run: --resume --out runs/NAME")
     wanted = options.named

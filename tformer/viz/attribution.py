@@ -88,7 +88,7 @@ def _heat(values: np.ndarray, axes: Axes, unit: str, title: str, caption: str = 
 
 
 def _what(report: AttributionReport, n: int) -> str:
-    """`5: ␣mat`, the position and the token that is explained; of a classifier the label."""
+    """Name of an answer: `5: ␣mat` (position and explained token), or a classifier's label."""
     position, target = report.positions[n], signs(report.targets[n])
     return target if position is None else f"{position}: {target}"
 

@@ -19,7 +19,7 @@ COPYING = "Loss on random tokens, read for the first time and repeated; a model 
 
 
 def plots_of(reports: Sequence[HeadReport]) -> list[Plot]:
-    """A map of layers and heads for each score; of several checkpoints a curve for each head over the steps."""
+    """Plots: a map of layers and heads for each score, or for several checkpoints a curve of each head."""
     last = reports[-1]
     plots: list[Plot] = []
     for kind, scores in last.scores.items():

@@ -51,7 +51,7 @@ def metric_words(report: PatchReport) -> str:
 
 
 def patch_lines(report: PatchReport) -> Iterator[str]:
-    """The metric after both prompts; of each part the cell that matters most, and the correlation of its estimate."""
+    """The metric after both prompts; for each part its most important cell and the correlation of its estimate."""
     yield f"{metric_words(report)}: {report.clean:.4g} clean, {report.corrupted:.4g} corrupted"
     for each in report.maps:
         values = each.estimate if each.exact is None else each.exact

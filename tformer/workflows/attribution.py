@@ -161,7 +161,7 @@ def _baseline(
 
 
 def _rollouts(loaded: Loaded, reading: Reading, places: Sequence[int | None], head: str) -> np.ndarray:
-    """fp64 [N, P]: the row of attention rollout that each answer is read from; of a mean or maximum the mean row."""
+    """The row of attention rollout behind each answer, fp64 [N, P]; the mean row for pooling by mean or maximum."""
     kinds = kinds_of(loaded)
     attentions = compute(loaded, reading, kinds, Chosen())
     shown = [kind for kind in ("cross", "decoder", "encoder") if kind in kinds][: len(reading.sides)]

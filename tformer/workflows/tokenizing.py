@@ -107,7 +107,7 @@ def _of_checkpoint(checkpoint: Checkpoint, name: str, side: Side | None) -> Subj
 
 
 def template_of(template: TextTemplate, tokenizer: Tokenizer, *, pair: bool = False) -> str:
-    """A template as text: `[CLS] A [SEP]`, of a pair `[CLS] A [SEP] B [SEP]`."""
+    """A template as text: `[CLS] A [SEP]`, for a pair `[CLS] A [SEP] B [SEP]`."""
 
     def named(ids: Sequence[int]) -> list[str]:
         return [token_text(tokenizer, token) for token in ids]
@@ -117,7 +117,7 @@ def template_of(template: TextTemplate, tokenizer: Tokenizer, *, pair: bool = Fa
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, dict[str, Any]]:
-    """Token and id of every role: pad, bos, eos, unk, cls, sep, mask; of the sentinels their number."""
+    """Token and id of every role: pad, bos, eos, unk, cls, sep, mask; the number of sentinels."""
     roles = {field.name: getattr(tokenizer.special, field.name) for field in fields(SpecialIds)}
     sentinels = roles.pop("sentinels")
     if sentinels:
@@ -205,7 +205,7 @@ class Totals:
         self.texts = self.bytes = self.tokens = self.unknown = 0
 
     def add(self, reading: Reading) -> None:
-        """Count a text, or a pair; of tokens that were cut only their number."""
+        """Count a text or a pair; cut tokens count by their number only."""
         encoded = reading.encoded
         ids = [token for token, span in zip(encoded.ids, encoded.spans, strict=True) if span is not None]
         self.texts += 1

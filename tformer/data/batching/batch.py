@@ -86,7 +86,7 @@ class Batch:
         return dataclasses.replace(self, num_labels=int((labels >= 0).sum()))
 
     def shared(self, share: Share) -> Batch:
-        """The rows of one process, of the batch of all."""
+        """The rows of one process from the batch of all."""
         labels = self.labels
         if labels is not None and labels.ndim == 2 and not labels.is_floating_point():
             share = dataclasses.replace(share, labels_per_row=tuple((labels >= 0).sum(dim=1).tolist()))

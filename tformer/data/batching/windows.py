@@ -113,7 +113,7 @@ class Windows(ABC):
 
     @abstractmethod
     def offset(self, epoch: int) -> int:
-        """By how many tokens the windows of an epoch are moved (concat)."""
+        """Number of tokens by which the windows of an epoch are moved (concat)."""
 
     @abstractmethod
     def _concat_starts(self, epoch: int, indices: np.ndarray) -> np.ndarray: ...

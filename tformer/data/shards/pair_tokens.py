@@ -177,7 +177,7 @@ def source_hashes(texts: Iterable[bytes]) -> np.ndarray:
 
 
 def join_pairs(parts: Sequence[PairTokens]) -> PairTokens:
-    """Several sets, of the same tokenizers, as one, in order; tasks of one name are one task."""
+    """Join sets with the same tokenizers in order; tasks with the same name become one task."""
     if len(parts) == 1:
         return parts[0]
     tasks = tuple(dict.fromkeys(task for part in parts for task in part.tasks))

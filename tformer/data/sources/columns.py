@@ -119,7 +119,7 @@ def require_single(names: Sequence[str], column: str, *, name: str) -> None:
 
 @dataclass(frozen=True)
 class Head:
-    """The beginning of a table: the names of its columns, if it has any, and its first rows as text, of one width."""
+    """The beginning of a table: names of columns, if any, and its first rows as text of equal width."""
 
     file: str
     names: tuple[str, ...] | None
@@ -373,7 +373,7 @@ class MatchLayout(LabelledLayout):
 
 @dataclass(frozen=True)
 class TextLayout(LabelledLayout):
-    """One text to continue or to translate, of one or several columns."""
+    """One text to continue or translate, from one or several columns."""
 
     needs_label: bool = False
 
@@ -388,7 +388,7 @@ class TextLayout(LabelledLayout):
 
 @dataclass(frozen=True)
 class PairLayout(Layout):
-    """Pairs of a source and a target text, of one or several columns each."""
+    """Pairs of a source and a target text, each from one or several columns."""
 
     roles: ClassVar[tuple[str, ...]] = ("source", "target")
     nests: ClassVar[str | None] = "translation"

@@ -79,7 +79,7 @@ def opened(record: Mapping[str, Any], given: Sequence[Any], place: str) -> list[
 
 
 def checked_messages(given: Sequence[Any], place: str) -> list[dict[str, Any]]:
-    """Each as of `_checked_message`."""
+    """Check each message by `_checked_message`."""
     return [_checked_message(each, f"{place}: message {number}") for number, each in enumerate(given, 1)]
 
 

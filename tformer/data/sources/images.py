@@ -190,7 +190,7 @@ def open_images(
 
 
 def class_order(names: Sequence[str] | set[str]) -> tuple[str, ...]:
-    """By value if all names are numbers, else by alphabet."""
+    """Sort the classes: by value if all names are numbers, else by alphabet."""
     if all(name.isdecimal() and len(name) <= MAX_DIGITS for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))

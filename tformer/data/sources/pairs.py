@@ -57,7 +57,7 @@ class PairTable(Table):
         return PairRow(source, target, **facts)
 
     def description(self) -> str:
-        """With the flags that swap columns which were chosen by their order."""
+        """The description, with flags to swap columns if their order decided."""
         source, target = (self.column(role) for role in self.layout.roles)
         if not self.guessed or str(source).lower() in SOURCES or str(target).lower() in TARGETS:
             return super().description()

@@ -103,7 +103,7 @@ class TaggedRow(LabelledRow):
 
 @dataclass(frozen=True, slots=True)
 class PairRow:
-    """One pair as it was read; `place` is "file.tsv:17"; `number` and `id` as of a `LabelledRow`."""
+    """One pair as it was read; `place` is "file.tsv:17"; `number` and `id` as in a `LabelledRow`."""
 
     source: str
     target: str
@@ -438,7 +438,7 @@ def guessed_columns(tables: Sequence[Table]) -> tuple[str, ...]:
 
 
 def _find_format(content: Content, layout: Layout, named: Mapping[str, str | int]) -> str:
-    """By the file's ending, else by its first lines."""
+    """Find the format by the file's ending, else by its first lines."""
     if (format := _format_by_name(content)) is not None:
         return format
     if content.path is not None and format_ending(content.path) == ".txt" and layout.accepts_plain_text(named):
@@ -535,7 +535,7 @@ def text_column(content: Content, column: Column) -> Iterator[str]:
 
 
 def text_records(content: Content) -> Iterator[Mapping[str, Any]]:
-    """Every row by the names of columns or keys, of a table that has them."""
+    """Every row by the names of columns or keys, if the table has names."""
     if (format := _format_by_name(content) or ".csv") == ".jsonl":
         return (row for _, row in json_objects(content))
     if format == ".parquet":

@@ -64,7 +64,7 @@ class RowFile:
         yield from self.read(self.content)
 
     def records(self) -> Iterator[tuple[dict[str, Any], Collection[str]]]:
-        """As of `Table.records`."""
+        """As `Table.records`."""
         for _, row in json_objects(self.content) if ending_of(self.content) == ".jsonl" else ():
             yield row, self.keys
 

@@ -66,7 +66,7 @@ class TextFile:
             yield from end_last(self.content.texts())
 
     def records(self) -> Iterator[tuple[Mapping[str, Any], Collection[str]]]:
-        """As of `Table.records`."""
+        """As `Table.records`."""
         path, column = self.content.path, self.column or DEFAULT_COLUMN
         if path is not None and table_format(path) is not None and isinstance(column, str):
             yield from ((record, (column,)) for record in text_records(self.content))

@@ -290,7 +290,7 @@ BASIC = "Rollout is the product over layers of half the mean attention of the he
 
 
 def rollout(kind: Kind, found: Mapping[Kind, Attention]) -> np.ndarray:
-    """Attention rollout, fp32 [T, S], over the given layers and heads; of `cross`, through encoder and decoder."""
+    """Attention rollout, fp32 [T, S], over the given layers and heads; `cross`: through encoder and decoder."""
     if kind != "cross":
         return _through(found[kind]).astype(np.float32)
     decoder, cross, encoder_SS = found["decoder"], found["cross"], _through(found["encoder"])
