@@ -5,8 +5,6 @@
     clock    with training.minutes the schedule is timed; without them a timed one that no clock has set is wsd
     sizes    feedforward.d_ff, num_heads and num_kv_heads of a stack follow its d_model in proportion: the numbers of a
              recipe state the ratio of d_ff to d_model and the size of a head
-    init     model.init.embedding_std that a layer below stated for a separate output does not suit a tied one, which
-             starts with init.std
     scale    where a layer chooses positions that are added to much smaller token vectors (sinusoidal), these are scaled
     kinds    another `kind` drops the options of the former one; a kind that is set alone (`--set ….kind=`) keeps those
              that both inherit from one class, as the biases of all kinds of attention
@@ -47,7 +45,7 @@ def follow(draft: Draft, below: Draft) -> list[str]:
     for stack in (("model", "encoder"), ("model", "decoder"), ("generator", "encoder"), ("generator", "decoder")):
         if isinstance(value_at(stack, below.data), dict) and isinstance(value_at(stack, draft.data), dict):
             notes += _follow_width(draft, below, stack)
-    return [*notes, *_tied_init(draft, below), *_scaled_embeddings(draft, below)]
+    return [*notes, *_scaled_embeddings(draft, below)]
 
 
 def _gives(draft: Draft, below: Draft, path: KeyPath) -> bool:
@@ -190,22 +188,6 @@ def nearest_divisor(number: int, wanted: float) -> int:
     """The divisor of `number` with the smallest ratio to `wanted`, or the smaller one of two."""
     divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
     return min(divisors, key=lambda divisor: (abs(math.log(divisor / wanted)), divisor))
-
-
-def _tied_init(draft: Draft, below: Draft) -> Iterator[str]:
-    """Adapt the embedding's standard deviation to a tied output: an untied one's would predict the input itself."""
-    tie, std = ("model", "tie", "output"), ("model", "init", "embedding_std")
-    stated = value_at(std, draft.data)
-    if value_at(tie, below.data) is not False or value_at(tie, draft.data) is not True:
-        return
-    if stated is None or _gives(draft, below, std):
-        return
-    origin = draft.origin_of(std)
-    draft.assign(".".join(std), None, Origin(f"{origin.label}, changed with model.tie.output", origin.where))
-    yield (
-        f"the output is tied ({draft.origin_of(tie).label}): embeddings start with model.init.std instead of "
-        f"model.init.embedding_std {stated} ({origin.label})"
-    )
 
 
 FAINT = 0.2
