@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, make_dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
@@ -148,10 +148,12 @@ def facts_of(hint: Any) -> tuple[Any, ...]:
     return tuple(fact for each in (hint, *get_args(hint)) for fact in getattr(each, "__metadata__", ()))
 
 
-@cache
+_hints: Callable[[Any], dict[str, Any]] = cache(partial(get_type_hints, include_extras=True))
+
+
 def hints_of(options_type: type[Any]) -> dict[str, Any]:
     """The types of a class of options by field, with the facts beside them; a command needs them several times."""
-    return get_type_hints(options_type, include_extras=True)
+    return _hints(options_type)
 
 
 def declared_option(hint: Any) -> Option:
