@@ -121,10 +121,13 @@ def test_every_command_has_a_row_in_the_readme_whose_link_leads_to_a_command_lin
         assert any(f"tformer {name}" in text for text in texts), f"{link} has no `tformer {name}`"
 
 
-def test_every_preset_is_described() -> None:
-    described = "".join((ROOT / "tformer" / "guide" / f"{topic}.md").read_text() for topic in ("recipe", "results"))
+def test_every_preset_has_a_line_in_config_list_and_every_plan_a_section_of_results(cli: Callable[..., Any]) -> None:
+    listed = [line.split() for line in cli("config", "list").out.splitlines()]
+    described = {name for name, *about in listed if about}
+    planned = re.findall(r"`--plan ([\w-]+)`", (ROOT / "tformer" / "guide" / "results.md").read_text())
     for preset in (ROOT / "configs").rglob("*.yaml"):
-        assert re.search(rf"\b{re.escape(preset.stem)}\b", described), preset.stem
+        folder, name = preset.parent.name, preset.stem
+        assert name in planned if folder == "sweeps" else f"{folder}/{name}" in described, preset
         assert "@" not in preset.read_text().split("\n\n")[0], f"{preset} has an open figure"
 
 
