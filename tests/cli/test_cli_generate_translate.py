@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tformer.cli.generate_run import SearchSession
+from tformer.cli.generate_run import Searches, Session
 from tformer.cli.report import DataOutput
 from tformer.data.shards.template import single_template
 from tformer.data.sources.reading import Reading
@@ -205,7 +205,8 @@ def test_a_document_holds_the_log_probability_of_each_id_but_those_of_the_target
 def session(search, reader, tokenizer, *, written, stop=lambda: False, **options):
     flag = SimpleNamespace(should_stop=stop, interrupted=lambda message: Interrupted(message, signal_number=2))
     searcher = Searcher(search, BeamSettings(), reader, (tokenizer, tokenizer), batch_size=2)
-    return SearchSession(searcher, GenerateOptions(**options), flag, DataOutput(written.append, on_terminal=False))
+    given = GenerateOptions(**options)
+    return Session(Searches(searcher, given), given, flag, DataOutput(written.append, on_terminal=False))
 
 
 class Upper:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import compress
 from typing import Any
 
@@ -32,7 +34,7 @@ from tformer.decoding.output import (
     translation_document,
     translation_lines,
 )
-from tformer.decoding.settings import BeamSettings, Generated
+from tformer.decoding.settings import BeamSettings
 from tformer.decoding.translate import Translation
 from tformer.decoding.writers import (
     Reach,
@@ -47,6 +49,7 @@ from tformer.loading import Loaded
 from tformer.support.errors import InputError
 from tformer.support.files import STANDARD_INPUT
 from tformer.support.formatting import as_one_line
+from tformer.workers.work import ShouldStop
 from tformer.workers.worker import Worker
 
 SAMPLE_SEPARATOR = "---------------"
@@ -57,27 +60,26 @@ def run(options: GenerateOptions, flag: StopFlag, output: DataOutput, worker: Wo
     models = worker.in_turn(lambda: load_models(options))  # the first compiles kernels for all
     first = models[0]
     table = open_table(options, first)
+    engine: Engine
     if fills_masks(first):
-        MaskFiller(first, options, flag, output).run(table)
-        return
-    writer = make_writer(options, models, on_cut=show_cut_prompt)
-    how = ""
-    if isinstance(writer.settings, BeamSettings):
-        how = f", beam {writer.settings.beam_size}"
-    elif not writer.settings.greedy:
-        how = f", seed {options.seed}"
-    paths = ", ".join(str(loaded.path) for loaded in models)
-    notes = [note for loaded in models for note in loaded.notes]
-    show_notes([f"generating with {paths}{how}", *notes], dim=True)
-    session: SamplingSession | SearchSession
-    if isinstance(writer, Sampler):
-        session = SamplingSession(writer, options, flag, output)
+        engine = Masks(first, options)
+        show_notes([f"filling masks with {first.path}", *first.notes], dim=True)
     else:
-        show_notes([] if writer.note is None else [writer.note], dim=True)
-        session = SearchSession(writer, options, flag, output)
-    path = options.input_path or STANDARD_INPUT
+        writer = make_writer(options, models, on_cut=show_cut_prompt)
+        how = ""
+        if isinstance(writer.settings, BeamSettings):
+            how = f", beam {writer.settings.beam_size}"
+        elif not writer.settings.greedy:
+            how = f", seed {options.seed}"
+        paths = ", ".join(str(loaded.path) for loaded in models)
+        notes = [note for loaded in models for note in loaded.notes]
+        show_notes([f"generating with {paths}{how}", *notes], dim=True)
+        if isinstance(writer, Searcher) and writer.note is not None:
+            show_notes([writer.note], dim=True)
+        engine = Samples(writer, options) if isinstance(writer, Sampler) else Searches(writer, options)
+    session = Session(engine, options, flag, output)
     if options.input_path is not None or table is not None:
-        session.answer_lines(path, table)
+        session.answer_lines(options.input_path or STANDARD_INPUT, table)
     elif options.prompt is not None or not first.model.is_encoder_decoder:
         session.answer_prompt(options.prompt or "")
     elif sys.stdin.isatty():
@@ -85,7 +87,7 @@ def run(options: GenerateOptions, flag: StopFlag, output: DataOutput, worker: Wo
             "nothing to translate", hint="give --prompt TEXT or --input FILE, or pipe one text a line into the command"
         )
     else:
-        session.answer_lines(path)
+        session.answer_lines(STANDARD_INPUT)
 
 
 def open_table(options: GenerateOptions, loaded: Loaded) -> LabelledSource | None:
@@ -100,81 +102,131 @@ def open_table(options: GenerateOptions, loaded: Loaded) -> LabelledSource | Non
     return table
 
 
-# --- samples of a decoder-only model ----------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Answer:
+    """The answer to one text, in every form.
+
+    Attributes:
+        cells: in the order of the engine's columns. document: its JSON.
+        line: a line of output. shown: what is still to be written of the answer to the only prompt.
+        logprobs: (log-probability, number of tokens) of each text that is shown with it.
+        is_cut: an interrupt cut it.
+    """
+
+    cells: list[Any]
+    document: dict[str, Any]
+    line: str
+    shown: str
+    logprobs: Sequence[tuple[float, int]] = ()
+    is_cut: bool = False
 
 
-class SamplingSession:
-    """Continues texts by sampling: prompts in, completions out, streamed on a terminal."""
+class Session:
+    """Answers the prompt, or each line of a file or row of a table, with an engine."""
 
-    def __init__(self, sampler: Sampler, options: GenerateOptions, flag: StopFlag, output: DataOutput) -> None:
-        self.sampler, self.options, self.flag, self.output = sampler, options, flag, output
+    def __init__(self, engine: Engine, options: GenerateOptions, flag: StopFlag, output: DataOutput) -> None:
+        self.engine, self.options, self.flag, self.output = engine, options, flag, output
 
     def answer_prompt(self, prompt: str) -> None:
-        """One prompt: the prompt and its continuation, samples with a line of dashes between them."""
-        stream = self.output.on_terminal and not self.options.as_json and self.sampler.settings.num_samples == 1
-        streamed = 0
-        before = "" if self.options.chat else prompt  # an answer stands alone
-        if stream:
-            self.output.text(before)
-
-        def show_piece(row: int, sample: int, token: int, piece: str) -> None:
-            nonlocal streamed
-            streamed += len(piece)
-            self.output.text(piece)
-
-        [completions] = self._write([prompt], on_token=show_piece if stream else None)
+        """One prompt, on a terminal perhaps piece by piece."""
+        engine = self.engine
+        window = prompt_window(prompt, task_prefix=engine.task_prefix, prefix=self.options.target_prefix)
+        if isinstance(engine, Samples) and self.output.on_terminal and not self.options.as_json:
+            engine.stream(prompt, self.output.text)
+        [answer] = engine.answer(window, self.flag.should_stop)
         if self.options.as_json:
-            self.output.documents([generated_document(0, prompt, completions)])
-        elif stream:
-            self.output.text(_text(completions[0])[streamed:] + "\n")
+            self.output.documents([answer.document])
         else:
-            texts = [before + _text(completion) for completion in completions]
-            self.output.text(f"\n{SAMPLE_SEPARATOR}\n".join(texts) + "\n")
-        self._show_logprobs(completions)
-        show_notes(self.sampler.reach.notes())
+            self.output.text(answer.shown)
+            show_logprobs(answer)
+        show_notes(engine.notes(int))
         if self.flag.should_stop():
-            raise self.flag.interrupted("interrupted: the text ends where generation was")
+            raise self.flag.interrupted(f"interrupted: the text ends where {engine.work} was")
 
     def answer_lines(self, path: str, table: LabelledSource | None = None) -> None:
-        """Each line of a file or of standard input: one line of output. Each row of a table: its answers beside it."""
-        options, size = self.options, self.sampler.batch_size
-        # Processes take a batch at a time; so does one, for log-probabilities of equal batches are equal to the bit.
-        size *= 1 if options.devices or options.logprobs else WINDOW_BATCHES
-        names, samples = ["output", *(["logprob"] if options.logprobs else [])], self.sampler.settings.num_samples
-        columns = answer_columns(names, samples)
-        out = Answers(self.output, options, table, inputs=["prompt"], columns=columns)
-        windows = prompt_windows(path, reading=options.reading, batch_size=size, rows=out.rows())
+        """Each line, or row of a table, in order: one line of output. An interrupt keeps those that were done."""
+        engine = self.engine
+        out = Answers(self.output, self.options, table, inputs=["prompt"], columns=engine.columns)
         with out.written("lines" if table is None else "rows"):
-            for window in self.output.take_turns(windows, self.flag):
-                results = self._write(window.sources, first_row=window.first)
-                for row, (prompt, completions) in enumerate(zip(window.lines, results, strict=True), window.first):
-                    if self.flag.should_stop():
-                        raise self.flag.interrupted(f"interrupted after {row} prompts")
+            for window in self.output.take_turns(engine.windows(path, table, out.rows()), self.flag):
+                done = window.first
+                for line, answer in zip(window.lines, engine.answer(window, self.flag.should_stop), strict=False):
+                    if answer.is_cut:
+                        break
                     if out.takes_cells:
-                        out.write_cells([([prompt], answer_cells(names, samples, completions))])
-                    elif options.as_json:
-                        self.output.documents([generated_document(row, prompt, completions)])
+                        out.write_cells([([line], answer.cells)])
+                    elif self.options.as_json:
+                        self.output.documents([answer.document])
                     else:
-                        self.output.text(as_one_line(_text(completions[0])) + "\n")
-                        self._show_logprobs(completions)
-                    out.done += 1
-        show_notes(self.sampler.reach.notes(self.output.total))
-
-    def _write(
-        self, prompts: Sequence[str], *, first_row: int = 0, on_token: OnToken | None = None
-    ) -> Iterator[list[Generated]]:
-        return self.sampler.write(prompts, first_row=first_row, on_token=on_token, should_stop=self.flag.should_stop)
-
-    def _show_logprobs(self, completions: Sequence[Generated]) -> None:
-        if not self.options.as_json:
-            for completion in completions:
-                if completion.logprobs:
-                    show_logprob(sum(completion.logprobs), len(completion.logprobs))
+                        self.output.text(answer.line)
+                        show_logprobs(answer)
+                    done, out.done = done + 1, out.done + 1
+                if self.flag.should_stop():
+                    raise self.flag.interrupted(f"interrupted after {done:,} lines")
+        show_notes(engine.notes(self.output.total))
 
 
-def _text(completion: Generated) -> str:
-    assert completion.text is not None
-    return completion.text
+def show_logprobs(answer: Answer) -> None:
+    for total, count in answer.logprobs:
+        console.print(
+            f"log-probability {total:.3f} of {count} tokens, {total / max(1, count):.3f} a token", style="dim"
+        )
+
+
+class Samples:
+    """Continues texts by sampling."""
+
+    task_prefix, work = "", "generation"
+
+    def __init__(self, sampler: Sampler, options: GenerateOptions) -> None:
+        self.sampler, self.options = sampler, options
+        self.names, self.count = ["output", *(["logprob"] if options.logprobs else [])], sampler.settings.num_samples
+        self.columns = answer_columns(self.names, self.count)
+        self._on_token: OnToken | None = None
+        self._streamed: int | None = None
+
+    def stream(self, prompt: str, write: Callable[[str], None]) -> None:
+        """Write the prompt, but not that of a chat, and then the pieces of the next sample, if it is one."""
+        if self.count > 1:
+            return
+
+        def show_piece(row: int, sample: int, token: int, piece: str) -> None:
+            self._streamed = (self._streamed or 0) + len(piece)
+            write(piece)
+
+        self._on_token, self._streamed = show_piece, 0
+        write("" if self.options.chat else prompt)
+
+    def windows(
+        self, path: str, table: LabelledSource | None, rows: Iterator[LabelledRow] | None
+    ) -> Iterator[LineWindow]:
+        # Processes take a batch at a time; so does one, for log-probabilities of equal batches are equal to the bit.
+        batches = 1 if self.options.devices or self.options.logprobs else WINDOW_BATCHES
+        size = self.sampler.batch_size * batches
+        return prompt_windows(path, reading=self.options.reading, batch_size=size, rows=rows)
+
+    def answer(self, window: LineWindow, should_stop: ShouldStop) -> Iterator[Answer]:
+        """The answers to a window of texts, each as soon as it is known."""
+        how: dict[str, Any] = {"first_row": window.first, "on_token": self._on_token, "should_stop": should_stop}
+        samples = self.sampler.write(window.sources, **how)
+        for row, (prompt, completions) in enumerate(zip(window.lines, samples, strict=True), window.first):
+            texts = [completion.text or "" for completion in completions]
+            before = "" if self.options.chat else prompt  # an answer stands alone
+            if self._streamed is None:
+                shown = f"\n{SAMPLE_SEPARATOR}\n".join(before + text for text in texts)
+            else:
+                shown = texts[0][self._streamed :]
+            yield Answer(
+                answer_cells(self.names, self.count, completions),
+                generated_document(row, prompt, completions),
+                as_one_line(texts[0]) + "\n",
+                shown + "\n",
+                [(sum(found.logprobs), len(found.logprobs)) for found in completions if found.logprobs],
+                is_cut=should_stop(),
+            )
+
+    def notes(self, total: Callable[[int], int]) -> list[str]:
+        return self.sampler.reach.notes(total)
 
 
 def show_cut_prompt(number: int, size: str, limit: int) -> None:
@@ -185,70 +237,26 @@ def show_cut_prompt(number: int, size: str, limit: int) -> None:
     )
 
 
-def show_logprob(total: float, count: int) -> None:
-    console.print(f"log-probability {total:.3f} of {count} tokens, {total / max(1, count):.3f} a token", style="dim")
-
-
-# --- translations, and beam search of a decoder-only model ------------------------------------------------------------
-
-
-class SearchSession:
-    """Answers texts with translations or searched continuations, best first.
+class Searches:
+    """Translates, also by sampling, or continues texts by beam search; best first.
 
     Prompts of a decoder-only model are shown before their continuation, as in sampling.
     """
 
-    def __init__(self, searcher: Searcher, options: GenerateOptions, flag: StopFlag, output: DataOutput) -> None:
-        self.searcher, self.options, self.flag, self.output = searcher, options, flag, output
-        self.reader = searcher.reader
+    work = "the search"
 
-    def answer_prompt(self, text: str) -> None:
-        """One text: its best answer, or with `--n-best` a line for each; samples with lines of dashes between them."""
-        options = self.options
-        window = prompt_window(text, task_prefix=self.searcher.task_prefix, prefix=options.target_prefix)
-        [answers] = self.searcher.search(window, self.flag.should_stop)
-        if options.as_json or options.n_best is not None or options.alignments:
-            self._write(window, 0, answers)
-        else:
-            before = text if self.reader is None else ""
-            shown = answers if options.num_samples > 1 else answers[:1]
-            self.output.text(f"\n{SAMPLE_SEPARATOR}\n".join(before + answer.text for answer in shown) + "\n")
-            self._show_logprobs(answers)
-        self._show_cut()
-        if self.flag.should_stop():
-            raise self.flag.interrupted("interrupted: the text ends where the search was")
+    def __init__(self, searcher: Searcher, options: GenerateOptions) -> None:
+        self.searcher, self.options, self.task_prefix = searcher, options, searcher.task_prefix
+        self.names = ["output", "score", *compress(("logprob", "alignment"), (options.logprobs, options.alignments))]
+        self.count = options.n_best or options.num_samples
+        self.columns = answer_columns(self.names, self.count)
 
-    def answer_lines(self, path: str, table: LabelledSource | None = None) -> None:
-        """Answer each line, or row of a table, in order. An interrupt keeps the finished ones."""
-        options, extra = self.options, ("logprob", "alignment")
-        names = ["output", "score", *compress(extra, (options.logprobs, options.alignments))]
-        best = options.n_best or options.num_samples
-        out = Answers(self.output, options, table, inputs=["prompt"], columns=answer_columns(names, best))
-        with out.written("lines" if table is None else "rows"):
-            for window in self.output.take_turns(self._windows(path, table, out.rows()), self.flag):
-                results = self.searcher.search(window, self.flag.should_stop)
-                stopped = self.flag.should_stop()
-                done = window.first
-                for index, answers in enumerate(results):
-                    if stopped and (not answers or any(answer.finish_reason == "interrupted" for answer in answers)):
-                        break
-                    if out.takes_cells:
-                        out.write_cells([([window.lines[index]], answer_cells(names, best, answers))])
-                    else:
-                        self._write(window, index, answers)
-                    done += 1
-                if stopped:
-                    raise self.flag.interrupted(f"interrupted after {done:,} lines")
-                out.done += len(results)
-        self._show_cut()
-
-    def _windows(
+    def windows(
         self, path: str, table: LabelledSource | None, rows: Iterator[LabelledRow] | None
     ) -> Iterator[LineWindow]:
         options, searcher = self.options, self.searcher
         if searcher.reader is None:
-            size = searcher.batch_size
-            return prompt_windows(path, reading=options.reading, batch_size=size, rows=rows)
+            return prompt_windows(path, reading=options.reading, batch_size=searcher.batch_size, rows=rows)
         return source_windows(
             path,
             reading=options.reading,
@@ -261,99 +269,94 @@ class SearchSession:
             rows=rows,
         )
 
-    def _write(self, window: LineWindow, index: int, answers: list[Translation]) -> None:
-        options = self.options
-        if options.as_json:
-            document = translation_document(
-                window.first + index,
-                window.lines[index],
-                answers,
+    def answer(self, window: LineWindow, should_stop: ShouldStop) -> Iterator[Answer]:
+        """The answers to a window of texts, searched together."""
+        for index, found in enumerate(self.searcher.search(window, should_stop)):
+            yield self._answer(window, index, found)
+
+    def _answer(self, window: LineWindow, index: int, found: Sequence[Translation]) -> Answer:
+        options, number, prompt = self.options, window.first + index, window.lines[index]
+        document = (
+            {}
+            if not found
+            else translation_document(
+                number,
+                prompt,
+                found,
                 source=window.sources[index],
                 target_prefix=None if window.prefixes is None else window.prefixes[index],
                 tokenizers=self.searcher.tokenizers if options.alignments else None,
                 logprobs=options.logprobs,
             )
-            self.output.documents([document])
-        else:
-            several = options.n_best is not None
-            self.output.text(
-                translation_lines(window.first + index, answers, n_best=several, alignments=options.alignments)
+        )
+        line = translation_lines(number, found, n_best=options.n_best is not None, alignments=options.alignments)
+        several = options.n_best is not None or options.num_samples > 1
+        with_logprobs = (found if several else found[:1]) if options.logprobs else []
+        shown = line
+        if options.n_best is None and not options.alignments:  # samples have lines of dashes between them
+            before = prompt if self.searcher.reader is None else ""
+            shown = (
+                f"\n{SAMPLE_SEPARATOR}\n".join(before + each.text for each in (found if several else found[:1])) + "\n"
             )
-            self._show_logprobs(answers)
+        return Answer(
+            answer_cells(self.names, self.count, found),
+            document,
+            line,
+            shown,
+            [(each.logprob, len(each.logprobs)) for each in with_logprobs],
+            is_cut=not found or any(each.finish_reason == "interrupted" for each in found),
+        )
 
-    def _show_logprobs(self, answers: Sequence[Translation]) -> None:
-        if self.options.logprobs:
-            several = self.options.n_best is not None or self.options.num_samples > 1
-            for answer in answers if several else answers[:1]:
-                show_logprob(answer.logprob, len(answer.logprobs))
-
-    def _show_cut(self) -> None:
-        cut = 0 if self.reader is None else self.output.total(self.reader.cut)
-        if cut:
-            console.print(f"sources that are longer than the model reads and were cut: {cut:,}")
-        show_notes(self.searcher.reach.notes(self.output.total))
-
-
-# --- masks ------------------------------------------------------------------------------------------------------------
+    def notes(self, total: Callable[[int], int]) -> list[str]:
+        cut = 0 if self.searcher.reader is None else total(self.searcher.reader.cut)
+        about = [f"sources that are longer than the model reads and were cut: {cut:,}"] if cut else []
+        return [*about, *self.searcher.reach.notes(total)]
 
 
-class MaskFiller:
-    """Writes the most probable tokens for each mask of a prompt, or of every line."""
+class Masks:
+    """Finds the most probable tokens for each mask of a text."""
 
-    def __init__(self, loaded: Loaded, options: GenerateOptions, flag: StopFlag, output: DataOutput) -> None:
+    task_prefix, work = "", "generation"
+
+    def __init__(self, loaded: Loaded, options: GenerateOptions) -> None:
         """Raises InputError for an option that has no meaning for masks, and for neither prompt nor input."""
-        self.top = candidates_of_a_mask(options)
+        self.top, self.columns = candidates_of_a_mask(options), answer_columns(["output"], 1)
         if options.prompt is None and options.input_path is None and not reads_table(options):
             raise InputError(
                 f"{loaded.path} fills masks, and there is none to fill", hint='for example --prompt "The [MASK] sat."'
             )
-        self.loaded, self.options, self.flag, self.output, self.reach = loaded, options, flag, output, Reach([loaded])
+        self.loaded, self.options, self.reach = loaded, options, Reach([loaded])
+        self._place: Callable[[int], str] | None = None
 
-    def run(self, table: LabelledSource | None) -> None:
-        """Answer the prompt, or each line of the input on its own line, each row of a table beside its columns.
+    def windows(
+        self, path: str, table: LabelledSource | None, rows: Iterator[LabelledRow] | None
+    ) -> Iterator[LineWindow]:
+        self._place = partial(place_of, path, table)
+        return prompt_windows(path, reading=self.options.reading, batch_size=1, rows=rows)
 
-        Raises InputError for a text without a mask.
-        """
-        options, path = self.options, self.options.input_path or STANDARD_INPUT
-        show_notes([f"filling masks with {self.loaded.path}", *self.loaded.notes], dim=True)
-        if options.prompt is not None:
-            self._write(0, options.prompt, self._candidates(options.prompt), form=candidate_table)
-            show_notes(self.reach.notes())
-            return
-        columns = answer_columns(["output"], 1)
-        out = Answers(self.output, options, table, inputs=["prompt"], columns=columns)
-        windows = prompt_windows(path, reading=options.reading, batch_size=1, rows=out.rows())
-        with out.written("lines" if table is None else "rows"):
-            for window in self.output.take_turns(windows, self.flag):
-                [line] = window.lines
-                try:
-                    masks = self._candidates(line)
-                except InputError as error:
-                    place = place_of(path, table, window.first)
-                    raise InputError(f"{place}: {error.message}", hint=error.hint) from error
-                if self.flag.should_stop():
-                    raise self.flag.interrupted(f"interrupted after {window.first} prompts")
-                if out.takes_cells:
-                    out.write_cells([([line], [candidate_line(masks).strip().replace("\t", " ")])])
-                else:
-                    self._write(window.first, line, masks, form=candidate_line)
-                out.done += 1
-        show_notes(self.reach.notes(self.output.total))
-
-    def _candidates(self, text: str) -> list[list[Candidate]]:
-        return fill_mask(self.loaded.model, self.loaded.text_tokenizer, text, top=self.top, on_read=self.reach.add)
-
-    def _write(
-        self, index: int, prompt: str, masks: list[list[Candidate]], *, form: Callable[[list[list[Candidate]]], str]
-    ) -> None:
-        if not self.options.as_json:
-            self.output.text(form(masks))
-            return
-        answers: list[list[dict[str, Any]]] = [
+    def answer(self, window: LineWindow, should_stop: ShouldStop) -> Iterator[Answer]:
+        """The answer to the only text of the window. Raises InputError for a text without a mask."""
+        [prompt], loaded = window.lines, self.loaded
+        try:
+            masks = fill_mask(loaded.model, loaded.text_tokenizer, prompt, top=self.top, on_read=self.reach.add)
+        except InputError as error:
+            if self._place is None:
+                raise
+            raise InputError(f"{self._place(window.first)}: {error.message}", hint=error.hint) from error
+        found: list[list[dict[str, Any]]] = [
             [{"token": c.token, "id": c.id, "probability": c.probability, "text": c.text} for c in candidates]
             for candidates in masks
         ]
-        self.output.documents([{"index": index, "prompt": prompt, "masks": answers}])
+        document, line = {"index": window.first, "prompt": prompt, "masks": found}, candidate_line(masks)
+        cells = [line.strip().replace("\t", " ")]
+        yield Answer(cells, document, line, candidate_table(masks), is_cut=should_stop())
+
+    def notes(self, total: Callable[[int], int]) -> list[str]:
+        return self.reach.notes(total)
+
+
+Engine = Samples | Searches | Masks
+"""What answers texts: the columns of an answer, windows of texts, their answers, and notes for the end."""
 
 
 def candidate_table(masks: list[list[Candidate]]) -> str:
