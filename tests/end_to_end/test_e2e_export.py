@@ -80,24 +80,6 @@ def test_the_original_transformer(cli: Callable[..., Any], trained: Callable[[st
         assert_equal_logits(ours, model(**batch, decoder_input_ids=written).logits)
 
 
-def test_ctranslate2_translates_as_our_beam_search_does(
-    cli: Callable[..., Any], trained: Callable[[str], Path], tmp_path: Path
-) -> None:
-    ctranslate2 = pytest.importorskip("ctranslate2")
-    report = exported(cli, trained("original"), "--out", tmp_path / "ct2", "--to", "ctranslate2")
-    assert report["load"].startswith("ctranslate2.Translator(")
-    tokenizer = load(trained("original")).text_tokenizer
-    sources = ["01", "45", "59", "72"]
-    batch = [[tokenizer.token(token) for token in tokenizer.encode(text, template=True)] for text in sources]
-    found = ctranslate2.Translator(str(tmp_path / "ct2")).translate_batch(
-        batch, beam_size=4, length_penalty=1.0, max_decoding_length=20, min_decoding_length=0
-    )
-    (tmp_path / "in.txt").write_text("\n".join(sources) + "\n")
-    ours = cli("generate", trained("original"), "--input", tmp_path / "in.txt").out.splitlines()
-    assert ["".join(result.hypotheses[0]) for result in found] == ours
-    assert len(set(ours)) == len(sources)  # it has learned to read
-
-
 def test_the_report_says_class_tensors_bytes_files_and_how_to_load(
     cli: Callable[..., Any], trained: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -138,7 +120,7 @@ def test_the_list_says_what_an_export_would_do_and_writes_nothing(
         outcome = cli("export", run, "--list", "--json")
         assert outcome.code == 0, outcome.err
         found = json.loads(outcome.out)
-        assert [one["to"] for one in found] == ["huggingface", "ctranslate2", "gguf", "onnx", "peft"]
+        assert [one["to"] for one in found] == ["huggingface", "gguf", "onnx", "peft"]
         assert not list(tmp_path.iterdir())
         lines = cli("export", run, "--list").out.splitlines()
         assert [" no: " in line for line in lines] == [one["barred"] is not None for one in found]

@@ -1,25 +1,24 @@
-"""What CTranslate2 computes of an export is what tformer computes; left out where CTranslate2 is not installed."""
+"""CTranslate2's own converter reads an exported folder by the documented lines; `export` notes the keys it ignores."""
 
 from __future__ import annotations
 
-import importlib.util
+import copy
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.interop.exports import GPT, LETTERS, ORIGINAL, checkpoint, letters
-from tformer.decoding.loaded import translator_of
-from tformer.decoding.settings import BeamSettings
-from tformer.interop.to_ctranslate2 import export_ctranslate2
+from tests.interop.exports import GPT, ORIGINAL, checkpoint
+from tformer.interop.exporting import export_checkpoint
 from tformer.loading import Loaded, load
-from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 
-ctranslate2 = pytest.importorskip("ctranslate2")
+README = (Path(__file__).parents[2] / "tformer/interop/README.md").read_text("utf-8")
+SECTION = README.partition("## CTranslate2\n")[2].partition("\n## ")[0]
 
-NORM = {"eps": 0.02}  # so large that the wrong one shows
 SIDE: dict[str, Any] = {"num_layers": 2, "num_heads": 2, "feedforward": {"d_ff": 24, "activation": "gelu"}}
 LEARNED = {**SIDE, "positions": {"kind": "learned", "offset": 2}, "norm": {"place": "post"}, "final_norm": False}
 PRE = {**LEARNED, "norm": {"place": "pre"}, "final_norm": True}
@@ -29,52 +28,106 @@ BIASES: dict[str, Any] = {
     "positions": {"kind": "t5_bias", "buckets": 8, "max_distance": 12},
     "attention": {"kind": "full", "qkv_bias": False, "out_bias": False, "scale": 1.0},
     "feedforward": {"d_ff": 24, "activation": "relu", "bias": False},
-    "norm": {"kind": "rmsnorm", **NORM},
+    "norm": {"kind": "rmsnorm", "eps": 1e-6},
 }
-GATED = {**BIASES, "feedforward": {"d_ff": 24, "activation": "gelu_tanh", "gated": True, "bias": False}, "head_dim": 6}
-ROPE = {
+ROPE: dict[str, Any] = {
     **SIDE,
     "num_kv_heads": 1,
-    "positions": {"kind": "rope", "layout": "interleaved"},
+    "positions": {"kind": "rope", "layout": "halves"},
     "attention": {"kind": "full", "qkv_bias": False, "out_bias": False},
     "feedforward": {"d_ff": 24, "activation": "silu", "gated": True, "bias": False},
-    "norm": {"kind": "rmsnorm", **NORM},
+    "norm": {"kind": "rmsnorm", "eps": 0.02},
 }
+SANDWICH: dict[str, Any] = {
+    **ROPE,
+    "feedforward": {**ROPE["feedforward"], "activation": "gelu_tanh"},
+    "norm": {"kind": "rmsnorm", "place": "sandwich", "unit_offset": True},
+}
+SCALED = [{"kind": "lm", "scale": "inverse_sqrt_d"}]
 
 
 def recipe(arch: str, **model: Any) -> dict[str, Any]:
     return {"arch": arch, "model": {"d_model": 16, "max_seq_len": 24, **model}}
 
 
-TRANSLATORS = {
-    "marian": ORIGINAL,
+RECIPES = {
+    "gpt2": GPT,
+    "llama": recipe("llama", decoder=ROPE),
+    "gemma2": recipe("llama", decoder=SANDWICH, embedding={"scale": "rounded"}, tie={"output": True}),
     "bart": recipe("bart", embedding={"norm": True}, encoder=LEARNED, decoder={**LEARNED, "num_layers": 1}),
-    "t5": recipe("t5", encoder=BIASES, decoder=BIASES, heads=[{"kind": "lm", "scale": "inverse_sqrt_d"}]),
-    "t5, gated": recipe("t5", encoder=GATED, decoder=GATED, tie={"output": False}),
+    "t5": recipe("t5", encoder=BIASES, decoder=BIASES, heads=SCALED),
+    "marian": ORIGINAL,
     "mbart": recipe("bart", embedding={"norm": True}, encoder=PRE, decoder=PRE),
     "pegasus": recipe("transformer", embedding={"scale": True}, encoder=SINES, decoder=SINES),
-    "two vocabularies": {
-        **ORIGINAL,
-        "model": {**ORIGINAL["model"], "tie": {"source_target": False}},
-        "tokenizer": {"separate": True},
-    },
 }
-DECODERS = {
-    "gpt2": {**GPT, "model": {**GPT["model"], "decoder": {**GPT["model"]["decoder"], "norm": NORM}}},
-    "llama": recipe("llama", decoder=ROPE),
-}
-SOURCES = ["fed cab", "a", "hhh gab de"]
-TARGET = letters("seq2seq", "xyz ")
+
+
+def changed(name: str, path: str, value: Any) -> dict[str, Any]:
+    """A recipe with another value at a dotted path of its model section."""
+    found = copy.deepcopy(RECIPES[name])
+    *parents, last = path.split(".")
+    section = found["model"]
+    for parent in parents:
+        section = section.setdefault(parent, {})
+    section[last] = value
+    return found
+
+
+LLAMA3 = {"kind": "llama3", "factor": 8.0, "original_max_seq_len": 8}
+UNSCALED = {**changed("t5", "heads", [{"kind": "lm"}])}
+IGNORED = {
+    "gpt2": ("layer_norm_epsilon", changed("gpt2", "decoder.norm", {"eps": 0.02})),
+    "llama": ("hidden_act", changed("llama", "decoder.feedforward.activation", "gelu")),
+    "llama3": ("rope_scaling", changed("llama", "decoder.positions.scaling", LLAMA3)),
+    "attention's cap": ("attn_logit_softcapping", changed("gemma2", "decoder.attention.softcap", 0.5)),
+    "cap of logits": ("final_logit_softcapping", changed("gemma2", "heads", [{"kind": "lm", "softcap": 0.5}])),
+    "scale of queries": ("query_pre_attn_scalar", changed("gemma2", "decoder.attention.scale", 1.0)),
+    "heads of BART": ("decoder_attention_heads", changed("bart", "encoder.num_heads", 4)),
+    "epsilon of T5": ("layer_norm_epsilon", {
+        **RECIPES["t5"],
+        "model": {
+            **RECIPES["t5"]["model"],
+            **{side: {**BIASES, "norm": {"kind": "rmsnorm", "eps": 0.02}} for side in ("encoder", "decoder")},
+        },
+    }),
+    "scale of T5's logits": ("scale_decoder_outputs", UNSCALED),
+}  # fmt: skip
+"""Case -> the key of config.json that the converter ignores, and a recipe that has it."""
+
+
+def exported(tmp_path: Path, values: dict[str, Any], name: str) -> tuple[str, ...]:
+    """Write a run and its export as `name`; returns the notes."""
+    opened = checkpoint(tmp_path / "run", values)
+    report = export_checkpoint(opened, tmp_path / "hf", model_type=name if name in RECIPES else None)
+    return report.notes
+
+
+def convert(tmp_path: Path, class_name: str | None = None) -> None:
+    """Run the documented lines. class_name: of a model whose loader the second one replaces."""
+    pytest.importorskip("ctranslate2")
+    from ctranslate2.converters import transformers as converters
+
+    line, code = re.findall(r"```(?:bash|python)\n(.*?)```", SECTION, re.DOTALL)
+    paths = {"base-hf": str(tmp_path / "hf"), "base-ct2": str(tmp_path / "ct2")}
+    if class_name is None:
+        words = [paths.get(word, word) for word in shlex.split(line)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sys.argv", [word for word in words if word not in ("--quantization", "int8")])
+            converters.main()
+        return
+    known = dict(converters._MODEL_LOADERS)
+    code = code.replace("MarianMTModel", class_name)
+    code = code.replace("MarianConfig", re.split("MTModel|ForConditionalGeneration", class_name)[0] + "Config")
+    for name, path in paths.items():
+        code = code.replace(f'"{name}"', repr(path))
+    try:
+        exec(code.replace(', quantization="int8"', ""), {})
+    finally:
+        converters._MODEL_LOADERS.update(known)
 
 
 def names(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     return [tokenizer.token(token) for token in ids]
-
-
-def made(tmp_path: Path, values: dict[str, Any], **options: Any) -> Loaded:
-    target = TARGET if "tokenizer" in values else None
-    export_ctranslate2(checkpoint(tmp_path / "run", values, target=target), tmp_path / "out", **options)
-    return load(tmp_path / "run")
 
 
 def expected(run: Loaded, source: list[int] | None, written: list[int], start: list[int]) -> list[float]:
@@ -86,98 +139,57 @@ def expected(run: Loaded, source: list[int] | None, written: list[int], start: l
     return [float(row[token]) for row, token in zip(logprobs, written, strict=True)]
 
 
-@pytest.mark.parametrize("kind", TRANSLATORS)
-def test_an_encoder_decoder_gives_the_same_probabilities(kind: str, tmp_path: Path) -> None:
-    run = made(tmp_path, TRANSLATORS[kind])
-    tokenizer, ends = run.target_tokenizer, run.decoder_tokens
-    source = run.text_tokenizer.encode("fed cab", template=True)
-    written = [*tokenizer.encode("zyx" if tokenizer is not run.text_tokenizer else "abc"), ends.eos]
-    translator = ctranslate2.Translator(str(tmp_path / "out"))
-    [scored] = translator.score_batch([names(run.text_tokenizer, source)], [names(tokenizer, written[:-1])])
-    assert scored.tokens == names(tokenizer, written)
-    assert scored.log_probs == pytest.approx(expected(run, source, written, [ends.start]), abs=2e-5)
+def difference(tmp_path: Path) -> float:
+    """The largest difference of log-probabilities between CTranslate2 and tformer."""
+    import ctranslate2
 
-
-@pytest.mark.parametrize("kind", DECODERS)
-def test_a_decoder_gives_the_same_probabilities(kind: str, tmp_path: Path) -> None:
-    run = made(tmp_path, DECODERS[kind])
+    run = load(tmp_path / "run")
     tokenizer = run.text_tokenizer
-    written = tokenizer.encode("fed cab aaa")
-    [scored] = ctranslate2.Generator(str(tmp_path / "out")).score_batch([names(tokenizer, written)])
-    assert scored.log_probs == pytest.approx(expected(run, None, written[1:], written[:1]), abs=2e-5)
+    if run.model.encoder is None:
+        ids = tokenizer.encode("fed cab aaa")
+        [scored] = ctranslate2.Generator(str(tmp_path / "ct2")).score_batch([names(tokenizer, ids)])
+        ours = expected(run, None, ids[1:], ids[:1])
+    else:
+        source, end = tokenizer.encode("fed cab", template=True), run.decoder_tokens.eos
+        written = [*tokenizer.encode("abc"), end]
+        translator = ctranslate2.Translator(str(tmp_path / "ct2"))
+        [scored] = translator.score_batch([names(tokenizer, source)], [names(tokenizer, written[:-1])])
+        ours = expected(run, source, written, [run.decoder_tokens.start])
+    return max(abs(one - other) for one, other in zip(scored.log_probs, ours, strict=True))
 
 
-@pytest.mark.parametrize("beam", [1, 4])
-def test_a_translation_has_the_tokens_of_our_beam_search(beam: int, tmp_path: Path) -> None:
-    run = made(tmp_path, ORIGINAL)
-    settings = BeamSettings(
-        beam_size=beam,
-        length_penalty_type="avg",
-        stopping="beam",  # CTranslate2's rule
-        max_new_tokens=12,
-        eos_id=run.decoder_tokens.eos,
-        suppress_tokens=(),
-    )
-    ours = translator_of(run, settings=settings).translate(SOURCES)
-    batch = [names(run.text_tokenizer, run.text_tokenizer.encode(text, template=True)) for text in SOURCES]
-    theirs = ctranslate2.Translator(str(tmp_path / "out")).translate_batch(
-        batch, beam_size=beam, length_penalty=1.0, max_decoding_length=12, min_decoding_length=0, return_scores=True
-    )
-    end = run.decoder_tokens.eos
-    for found, reference in zip(ours, theirs, strict=True):
-        written = [token for token in found[0].ids if token != end]
-        assert names(run.target_tokenizer, written) == reference.hypotheses[0]
-        assert reference.scores[0] == pytest.approx(found[0].score, abs=2e-5)
+OTHER_LOADER = {
+    "marian": "MarianMTModel",
+    "mbart": "MBartForConditionalGeneration",
+    "pegasus": "PegasusForConditionalGeneration",
+}
 
 
-@pytest.mark.parametrize("kind", ["bf16", "fp16", "int8"])
-def test_weights_are_stored_in_the_type_asked_for(kind: str, tmp_path: Path) -> None:
-    opened = checkpoint(tmp_path / "run", ORIGINAL)
-    full = export_ctranslate2(opened, tmp_path / "full")
-    small = export_ctranslate2(opened, tmp_path / "small", quantization=kind)
-    assert small.dtype == kind and small.num_bytes < full.num_bytes
-    assert ctranslate2.Translator(str(tmp_path / "small"), compute_type="float32").translate_batch(
-        [["a", "[END]"]], max_decoding_length=8
-    )
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_converter_s_model_gives_the_same_probabilities(name: str, tmp_path: Path) -> None:
+    notes = exported(tmp_path, RECIPES[name], name)
+    assert not [note for note in notes if "CTranslate2" in note]
+    convert(tmp_path, OTHER_LOADER.get(name))
+    assert difference(tmp_path) < 2e-5
 
 
-def test_the_tokenizer_lies_beside_the_model(tmp_path: Path) -> None:
-    opened = checkpoint(tmp_path / "run", ORIGINAL)
-    report = export_ctranslate2(opened, tmp_path / "out")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == list(report.files)
-    assert Tokenizer.load(tmp_path / "out" / "tokenizer.json").sha256 == letters("seq2seq", LETTERS).sha256
-    assert report.auto_class == "ctranslate2.Translator"
+@pytest.mark.parametrize("case", IGNORED)
+def test_what_the_converter_ignores_is_noted_by_the_export(case: str, tmp_path: Path) -> None:
+    key, values = IGNORED[case]
+    name = "gemma2" if values["model"].get("embedding") == {"scale": "rounded"} else case
+    [note] = [note for note in exported(tmp_path, values, name) if "CTranslate2" in note]
+    assert note.startswith(f"CTranslate2's converter (4.8.5) ignores {key} ") and f"`{key}`" in SECTION
+    convert(tmp_path)
+    assert difference(tmp_path) > 1e-3
 
 
-def test_an_architecture_that_is_not_known_to_agree_is_refused(tmp_path: Path) -> None:
-    encoder = recipe("bert", encoder=LEARNED | {"positions": {"kind": "learned"}}, heads=[{"kind": "masked_lm"}])
-    encoder["model"]["embedding"] = {"norm": True, "token_types": 2}
-    with pytest.raises(InputError, match=r"BertForMaskedLM is not among the models .* gpt2, llama, .* marian"):
-        export_ctranslate2(checkpoint(tmp_path / "run", encoder, tokenizer=letters("bert")), tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+def test_two_vocabularies_are_refused_by_the_converter(tmp_path: Path) -> None:
+    from tests.interop.exports import letters
 
-
-def test_stacks_with_different_numbers_of_heads_are_refused(tmp_path: Path) -> None:
-    values = recipe("bart", embedding={"norm": True}, encoder={**LEARNED, "num_heads": 4}, decoder=LEARNED)
-    with pytest.raises(InputError, match=r"found 4 heads in model\.encoder and 2 in model\.decoder"):
-        export_ctranslate2(checkpoint(tmp_path / "run", values), tmp_path / "out")
-
-
-def test_without_ctranslate2_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ctranslate2" else find(name))
-    with pytest.raises(InputError, match="needs ctranslate2, which is not installed") as error:
-        export_ctranslate2(checkpoint(tmp_path / "run", ORIGINAL), tmp_path / "out")
-    assert "tformer[ctranslate2]" in (error.value.hint or "")
-
-
-def test_an_interrupted_conversion_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = checkpoint(tmp_path / "run", ORIGINAL)
-
-    def stopped(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("tformer.interop.to_ctranslate2._convert", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        export_ctranslate2(opened, tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    values = copy.deepcopy(ORIGINAL) | {"tokenizer": {"separate": True}}
+    values["model"]["tie"] = {"source_target": False}
+    export_checkpoint(checkpoint(tmp_path / "run", values, target=letters("seq2seq", "xyz ")), tmp_path / "hf")
+    with pytest.raises(
+        ValueError, match=r"Target vocabulary 0 has size 16 but the model expected a vocabulary of size 11"
+    ):
+        convert(tmp_path, OTHER_LOADER["marian"])

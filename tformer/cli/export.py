@@ -1,4 +1,4 @@
-"""`tformer export`: a checkpoint as a folder for `from_pretrained`, CTranslate2 or onnxruntime, or as a GGUF file."""
+"""`tformer export`: a checkpoint as a folder for `from_pretrained` or onnxruntime, or as a GGUF file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from tformer.support.errors import InputError
 from tformer.support.options import Checkpoint, Json, NewFolder, Panel, Run, parse_bytes
 
 FORMAT, RESULT = Panel("Format"), Panel("Result")
-NAMES = {"huggingface": "Hugging Face", "ctranslate2": "CTranslate2", "gguf": "GGUF", "onnx": "ONNX", "peft": "peft"}
+NAMES = {"huggingface": "Hugging Face", "gguf": "GGUF", "onnx": "ONNX", "peft": "peft"}
 
 EPILOG = examples(
     "`tformer export runs/gpt-small-1 --out gpt-hf`",
     "`tformer export runs/bert-base-1 --out bert-hf --dtype bf16 --shard-size 2GB`",
-    "`tformer export --out base-ct2 --to ctranslate2 --dtype int8`",
     "`tformer export --out gpt.gguf --to gguf --dtype q8_0`",
     "`tformer export runs/gpt-small-1 --list`",
 )
@@ -31,15 +30,15 @@ class ExportOptions:
     out: Annotated[NewFolder, RESULT] = None
     checkpoint: Annotated[Checkpoint, RESULT] = "best"
     to: Annotated[
-        Literal["huggingface", "ctranslate2", "gguf", "onnx", "peft"],
+        Literal["huggingface", "gguf", "onnx", "peft"],
         FORMAT("--to", help="Format of the folder or file."),
     ] = "huggingface"
     dtype: Annotated[
-        Literal["fp32", "bf16", "fp16", "int8", "int16", "q8_0", "q4_0"] | None,
+        Literal["fp32", "bf16", "fp16", "int8", "q8_0", "q4_0"] | None,
         FORMAT(
             "--dtype",
             metavar="fp32|bf16|fp16",
-            help="Number format of the weights; also int8, int16 (ctranslate2), q8_0, q4_0 (gguf); onnx: fp32, int8.",
+            help="Number format of the weights; also q8_0, q4_0 (gguf); onnx: fp32, int8.",
             default="as stored",
         ),
     ] = None
@@ -72,9 +71,9 @@ class ExportOptions:
                 raise InputError(f"--list writes nothing: omit {option}")
         if self.out is None and not self.lists:
             raise InputError("--out is missing: name the new folder", hint="--out NAME-hf")
-        only: dict[str, tuple[str, ...]] = {"int16": ("ctranslate2",), "int8": ("ctranslate2", "onnx")}
+        only: dict[str, tuple[str, ...]] = {"int8": ("onnx",)}
         only |= dict.fromkeys(("q8_0", "q4_0"), ("gguf",))
-        only |= dict.fromkeys(("bf16", "fp16"), ("huggingface", "ctranslate2", "gguf"))
+        only |= dict.fromkeys(("bf16", "fp16"), ("huggingface", "gguf"))
         if self.to not in (takes := only.get(self.dtype or "", (self.to,))):
             named = " and ".join(NAMES[to] for to in takes)
             hint = f"add --to {' or '.join(takes)}"
@@ -87,7 +86,7 @@ class ExportOptions:
 
 @takes_options
 def export(options: ExportOptions) -> None:
-    """Write a run for `transformers`, CTranslate2, ONNX or llama.cpp.
+    """Write a run for `transformers`, ONNX or llama.cpp.
 
     `from_pretrained` loads weights, config, tokenizer and labels. The class of transformers that computes exactly the
     recipe's model is found automatically. For a model that no class computes, the folder gets the code that does, for
@@ -117,7 +116,6 @@ def export(options: ExportOptions) -> None:
         from tformer.interop.adapters import has_adapters
         from tformer.interop.exporting import export_checkpoint
         from tformer.interop.opening import open_checkpoint
-        from tformer.interop.to_ctranslate2 import export_ctranslate2
         from tformer.interop.to_gguf import export_gguf
         from tformer.interop.to_onnx import export_onnx
         from tformer.support.device import DTYPES
@@ -136,9 +134,7 @@ def export(options: ExportOptions) -> None:
             return
         with Work(progress_reporter, flag.should_stop).part("writing", unit="B") as part:
             given: dict[str, Any] = {"model_type": options.model_type, "work": part}
-            if options.to == "ctranslate2":
-                report = export_ctranslate2(checkpoint, out, quantization=options.dtype or "fp32", **given)
-            elif options.to == "gguf":
+            if options.to == "gguf":
                 report = export_gguf(checkpoint, out, dtype=options.dtype, **given)
             elif options.to == "onnx":
                 dtype, cache = options.dtype or "fp32", not options.no_cache

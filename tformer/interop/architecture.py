@@ -88,7 +88,8 @@ class Architecture:
     own_tokenizer_rules: `AutoTokenizer` reads every tokenizer of this type by fixed rules and ignores the class that a
         folder names.
     code: what a folder carries to define the classes; None: transformers has them.
-    ctranslate2: CTranslate2's loader and the config traits that it reads; None: its results are not known to be equal.
+    ctranslate2: config.json -> the keys that CTranslate2's converter ignores, with the values that it computes with;
+        None: it was not tried.
     gguf: None: llama.cpp's results are not known to be equal.
     """
 
@@ -110,7 +111,7 @@ class Architecture:
     slow_tokenizer: str | None = None
     own_tokenizer_rules: bool = False
     code: Code | None = None
-    ctranslate2: tuple[str, Mapping[str, bool]] | None = None
+    ctranslate2: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     gguf: Gguf | None = None
 
     def section(self, config: Config, class_name: str, *, pooler: bool = False) -> dict[str, Any]:

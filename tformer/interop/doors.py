@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tformer.checkpoint.read import Checkpoint
-from tformer.interop import exporting, to_ctranslate2, to_gguf, to_onnx
+from tformer.interop import exporting, to_gguf, to_onnx
 from tformer.interop.choose import Choice
 from tformer.interop.peft import as_in_peft, class_of_adapted
 from tformer.recipe.recipe import Recipe
@@ -15,7 +15,6 @@ from tformer.support.errors import InputError
 Plans = Mapping[str, Callable[[Checkpoint], Choice | str]]
 PLANS: Plans = {
     "huggingface": lambda one: exporting.planned(one.recipe, exporting.tokenizers_of(one))[0],
-    "ctranslate2": to_ctranslate2.plan,
     "gguf": lambda one: to_gguf.plan(one)[1],
     "onnx": to_onnx.plan,
     "peft": lambda one: f"adapters of {as_in_peft(one)[0]}",

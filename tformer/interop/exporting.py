@@ -16,7 +16,7 @@ from tformer.build import build_model
 from tformer.checkpoint.average import require_new
 from tformer.checkpoint.read import Checkpoint, differences
 from tformer.checkpoint.tensor_files import file_bytes, tensor_chunks
-from tformer.interop.architecture import auto_class
+from tformer.interop.architecture import Architecture, auto_class
 from tformer.interop.choose import Choice, choose_class_or_code, label_keys, without_learned_rates
 from tformer.interop.generation_config import left_unsaid, write_generation
 from tformer.interop.preprocessor import write_preprocessor
@@ -86,7 +86,7 @@ class ExportReport:
 
     def how_to_load(self) -> str:
         """The Python call that opens the folder."""
-        if self.auto_class.startswith(("ctranslate2.", "llama_cpp.", "sentence_transformers.")):
+        if self.auto_class.startswith(("llama_cpp.", "sentence_transformers.")):
             return f'{self.auto_class}("{self.path}")'
         trust = ", trust_remote_code=True" if self.carries_code else ""
         module = "" if "." in self.auto_class else "transformers."
@@ -188,12 +188,23 @@ def export_checkpoint(
             *(["the generator that the model was trained beside is left out"] if checkpoint.has("generator") else []),
             *(note for note in choice.architecture.differs(recipe.model) if note not in checkpoint.notes),
             *left_unsaid(recipe),
+            *ignored_by_ctranslate2(choice.architecture, config),
             *own_rules_note(choice.architecture, tokenizers.source),
             *(text_ends_note(tokenizers.source, recipe.tokenizer.special_ids) if _is_language_model(recipe) else ()),
             *([f"{code.file} in the folder computes this model: transformers asks before it runs it"] if code else []),
         ),
         carries_code=code is not None,
     )
+
+
+def ignored_by_ctranslate2(architecture: Architecture, config: Mapping[str, Any]) -> list[str]:
+    """Notes on the keys of config.json that CTranslate2's converter reads past, where that changes the model."""
+    computed = {} if architecture.ctranslate2 is None else architecture.ctranslate2(config)
+    return [
+        f"CTranslate2's converter (4.8.5) ignores {key} {config[key]}, and computes with {value}"
+        for key, value in computed.items()
+        if config.get(key, value) != value
+    ]
 
 
 def planned(

@@ -60,6 +60,10 @@ SINUSOIDS = {"kind": "sinusoidal", "layout": "halves", "base": BASE}
 FAIRSEQ = {"kind": "sinusoidal", "layout": "fairseq", "base": BASE}
 
 
+READ_BY_CTRANSLATE2 = ("normalize_before", "normalize_embedding")
+"""Traits of the class that CTranslate2's converter reads from config.json, where published models have them."""
+
+
 def body(
     place: Literal["pre", "post"], positions: Mapping[str, Any], *, embedding_norm: bool, ignored: Sequence[str] = ()
 ) -> ConfigTable:
@@ -91,6 +95,7 @@ def body(
     }
     expected = {key: value for key, value in expected.items() if key not in ignored}
     written = {"tie_word_embeddings": True, "is_encoder_decoder": True}
+    written |= {key: expected[key] for key in READ_BY_CTRANSLATE2 if key in expected}
     return ConfigTable(ROWS, fixed, expected, (*IGNORED, *ignored), written)
 
 
@@ -275,6 +280,11 @@ def links(model: Model, class_name: str) -> list[Link]:
     return [link("embedding.weight", TABLE, also=COPIES), *body_links(model), *head]
 
 
+def ignored_by_ctranslate2(config: Mapping[str, Any]) -> dict[str, Any]:
+    """See `Architecture.ctranslate2`."""
+    return {"decoder_attention_heads": config["encoder_attention_heads"]}
+
+
 PLAIN = Architecture(
     model_type="bart",
     classes={"BartForConditionalGeneration": ("lm",), CLASSIFIER: ("classifier",), "BartModel": ()},
@@ -288,7 +298,7 @@ PLAIN = Architecture(
     undecided=("model.tie.output",),
     special_ids={"pad": 1, "bos": 0, "eos": 2, "decoder_start": 2, "forced_eos": 2},
     slow_tokenizer="RobertaTokenizer",
-    ctranslate2=("BartLoader", {"normalize_before": False, "normalize_embedding": True}),
+    ctranslate2=ignored_by_ctranslate2,
 )
 SPANS = ("ForQuestionAnswering",)  # read from the decoder, whose input is the text itself, shifted right
 BART = with_tasks(PLAIN, tasks=SPANS)
@@ -301,7 +311,7 @@ OWN_MBART = replace(
     links=generator_links,
     special_ids={"pad": 1, "bos": 0, "eos": 2, "forced_eos": 2},
     slow_tokenizer="MBartTokenizer",
-    ctranslate2=("BartLoader", {"normalize_before": True, "normalize_embedding": True}),
+    ctranslate2=ignored_by_ctranslate2,
 )
 MBART = with_tasks(OWN_MBART, tasks=SPANS)
 PEGASUS = replace(
@@ -314,7 +324,7 @@ PEGASUS = replace(
     fixed=partial(stored_sinusoids, written=True),
     special_ids={"pad": 0, "eos": 1, "decoder_start": 0, "forced_eos": 1},
     slow_tokenizer="PegasusTokenizer",
-    ctranslate2=("BartLoader", {"normalize_before": True, "normalize_embedding": False}),
+    ctranslate2=ignored_by_ctranslate2,
 )
 BLENDERBOT = replace(
     OWN_MBART,
@@ -396,7 +406,7 @@ MARIAN = replace(
     fixed=partial(stored_sinusoids, written=False),
     special_ids={"pad": 58100, "eos": 0, "decoder_start": 58100, "forced_eos": 0},
     slow_tokenizer="MarianTokenizer",
-    ctranslate2=("BartLoader", {"normalize_before": False, "normalize_embedding": False}),
+    ctranslate2=ignored_by_ctranslate2,
 )
 
 

@@ -162,6 +162,11 @@ GEMMA2 = replace(
     read=read_gemma2,
     write=partial(write_later, table=OF_GEMMA2),
     links=partial(llama.links, layer=llama.LAYER | OUTPUT_NORMS),
+    ctranslate2=lambda config: {
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "query_pre_attn_scalar": config["head_dim"],
+    },
     gguf=replace(
         IN_GGUF,
         name="gemma2",
@@ -175,6 +180,7 @@ GEMMA3 = replace(
     classes={"Gemma3ForCausalLM": ("lm",), "Gemma3TextModel": ()},
     read=read_gemma3,
     write=write_gemma3,
+    ctranslate2=None,
     gguf=replace(
         IN_GGUF,
         name="gemma3",

@@ -109,7 +109,11 @@ GPT2 = Architecture(
     skipped=(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",),  # the causal mask, a buffer in old files
     special_ids={"bos": 50256, "eos": 50256},
     slow_tokenizer="GPT2Tokenizer",
-    ctranslate2=("GPT2Loader", {}),
+    ctranslate2=lambda config: {
+        "layer_norm_epsilon": 1e-5,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+    },
     gguf=Gguf("gpt2", GGUF_KEYS, stored_in_gguf, stored_in_gguf, scalings=()),
 )
 

@@ -338,6 +338,13 @@ IN_GGUF = Gguf(
     scalings=("linear", "llama3"),
 )
 
+
+def ignored_by_ctranslate2(config: Mapping[str, Any]) -> dict[str, Any]:
+    """See `Architecture.ctranslate2`: without the original length of llama3 it scales nothing."""
+    is_llama3 = (config.get("rope_scaling") or {}).get("rope_type") == "llama3"
+    return {"hidden_act": "silu"} | ({"rope_scaling": None} if is_llama3 else {})
+
+
 LLAMA = Architecture(
     model_type="llama",
     classes={"LlamaForCausalLM": ("lm",), "LlamaModel": ()},
@@ -349,7 +356,7 @@ LLAMA = Architecture(
     skipped=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",),  # given by a formula, a buffer in old files
     special_ids={"bos": 1, "eos": 2},
     slow_tokenizer="LlamaTokenizer",
-    ctranslate2=("LlamaLoader", {}),
+    ctranslate2=ignored_by_ctranslate2,
     gguf=IN_GGUF,
 )
 MISTRAL = replace(

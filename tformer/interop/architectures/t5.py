@@ -198,7 +198,7 @@ T5 = Architecture(
     of_files=of_files,
     special_ids={"pad": 0, "eos": 1},
     slow_tokenizer="T5Tokenizer",
-    ctranslate2=("T5Loader", {}),
+    ctranslate2=lambda config: {"layer_norm_epsilon": 1e-6, "scale_decoder_outputs": True},
 )
 MT5 = replace(
     T5,
