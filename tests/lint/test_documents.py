@@ -96,6 +96,13 @@ def test_every_link_leads_somewhere(path: Path) -> None:
             assert anchor in anchors(target.read_text()), f"{path}: {link}"
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_module_that_a_document_names_exists(path: Path) -> None:
+    for name in re.findall(r"`([\w./]+/[\w.]+\.py)(?:::\w+)?`", CODE.sub("", path.read_text())):
+        found = any((folder / name).is_file() for folder in (ROOT, ROOT / "tformer", path.parent))
+        assert found or "NAME" in name, f"{path}: {name}"
+
+
 def test_every_run_of_an_example_is_made_by_one_example() -> None:
     """So commands can be copied as they stand: `--out` must be empty or new. `runs/a` and `runs/b` are any two runs."""
     guides = [ROOT / "README.md", *(ROOT / "tformer" / "guide").glob("*.md")]
