@@ -1,4 +1,8 @@
-"""A real browser, no network: `open_page(path)` fails the test on any request but the file's own, and on any error."""
+"""A real browser, no network: `open_page(path)` fails the test on any request but the file's own, and on any error.
+
+Of the tests with a browser one is quick, `SMOKE`; the quick twins of the others are those of the pages' texts and data
+in `tests/viz`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,19 @@ from typing import Any
 import pytest
 
 REQUIRED = os.environ.get("TFORMER_REQUIRE_BROWSER") == "1"
+
+
+SMOKE = "test_browser_page.py"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test of this folder as `slow`, but for the first of `SMOKE` that is not."""
+    own = [item for item in items if item.path.parent == Path(__file__).parent]
+    own = [item for item in own if item.get_closest_marker("slow") is None]
+    smoke = next((item for item in own if item.path.name == SMOKE), None)
+    for item in own:
+        if item is not smoke:
+            item.add_marker("slow")
 
 
 def missing(what: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.quick import first_is_quick
 from tformer.support.shipped import list_presets
 
 
@@ -41,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
+@first_is_quick(
     ("line", "expected"),
     [
         ("tformer tra", ["train-tokenizer", "train"]),
@@ -58,6 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("tformer evaluate --mistakes fi", []),
         ("tformer guide tr", ["training", "troubleshooting"]),
     ],
+    quick=2,
 )
 def test_commands_flags_and_values_are_completed_without_torch(line: str, expected: list[str], folder: Path) -> None:
     assert completed(line, folder) == expected

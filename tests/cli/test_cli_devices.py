@@ -16,6 +16,7 @@ from tests.conftest import TINY_RECIPE, Outcome
 from tests.end_to_end.conftest import ENCODER
 from tests.end_to_end.labelled_examples import sentences, write_table
 from tests.faults.killing import ends_within
+from tests.quick import first_is_quick
 from tests.training.pair_makers import RECIPE, english, german
 from tformer.cli.app import main
 from tformer.decoding import lines
@@ -79,7 +80,7 @@ COMMANDS: dict[str, tuple[object, ...]] = {
 }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@first_is_quick("name", COMMANDS)
 def test_several_processes_write_what_one_writes(name: str, cli: Cli, runs: Path, inputs: Path) -> None:
     """On stdout, in a file, and as messages."""
     command, *flags = COMMANDS[name]

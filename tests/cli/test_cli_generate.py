@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.quick import first_is_quick
 from tformer.decoding import compilation
 
 
@@ -183,7 +184,9 @@ def test_escapes_are_spelled_out_on_a_terminal_and_kept_in_a_pipe(cli, random_ru
     assert cli(*arguments).out.startswith("a\x1b[2Jb")
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_ends_the_command_quietly(random_run, tmp_path):
+    """Its quick twin is `end_to_end/test_e2e_streams.py::test_a_closed_pipe_ends_a_command_like_sigpipe`."""
     prompts = tmp_path / "many.txt"
     prompts.write_text("abc\n" * 2000)
     process = subprocess.Popen(
@@ -202,7 +205,7 @@ def test_a_reader_that_leaves_ends_the_command_quietly(random_run, tmp_path):
     assert "Traceback" not in err and "BrokenPipe" not in err and "error" not in err
 
 
-@pytest.mark.parametrize("how", [["--greedy"], ["--seed", "3", "--num-samples", "2"], ["--beam-size", "2"]], ids=str)
+@first_is_quick("how", [["--greedy"], ["--seed", "3", "--num-samples", "2"], ["--beam-size", "2"]], ids=str)
 def test_the_text_is_the_same(cli: Any, random_run: Path, how: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     command = ("generate", random_run, "--prompt", "abc", "--max-new-tokens", "8", *how)
     expected = cli(*command)

@@ -188,6 +188,7 @@ def cpu_seconds(words: Sequence[str], environment: dict[str, str]) -> float:
     return used() - before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "most"),
     [
@@ -198,7 +199,10 @@ def cpu_seconds(words: Sequence[str], environment: dict[str, str]) -> float:
 )
 def test_help_takes_few_starts_of_an_empty_python(words: str, most: int, tmp_path: Path) -> None:
     """CPU time, so that other work on the machine does not count; medians of runs in turns. The modules are compiled,
-    as an installation leaves them."""
+    as an installation leaves them.
+
+    Its quick twin is `test_help_imports_neither_typer_nor_rich_nor_pydantic`.
+    """
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
     command = ["-m", "tformer", *words.split()]
     cpu_seconds(command, environment)

@@ -12,7 +12,7 @@ import sys
 import termios
 from pathlib import Path
 
-import pytest
+from tests.quick import first_is_quick
 
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3\d|4\d|9\d|10\d)(?:;\d+)*m")
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -41,16 +41,14 @@ def on_terminal(*words: str, **environment: str) -> tuple[int, str]:
     return process.wait(), output.decode()
 
 
-@pytest.mark.parametrize(
-    "words", [(), ("train", "--help"), ("config", "list", "--arch", "nonsense"), ("guide", "security")]
-)
+@first_is_quick("words", [(), ("train", "--help"), ("config", "list", "--arch", "nonsense"), ("guide", "security")])
 def test_no_color_turns_colours_off(words: tuple[str, ...]) -> None:
     coded, plain = (on_terminal(*words, **environment) for environment in ({}, {"NO_COLOR": "1"}))
     assert coded[0] == plain[0] and not COLOUR.search(plain[1])
     assert CONTROL.sub("", coded[1]) == CONTROL.sub("", plain[1])
 
 
-@pytest.mark.parametrize(
+@first_is_quick(
     "words",
     [
         ("doctor", "--no-speed"),
@@ -59,6 +57,7 @@ def test_no_color_turns_colours_off(words: tuple[str, ...]) -> None:
         ("guide",),
         ("guide", "what", "is", "kept"),
     ],
+    quick=2,
 )
 def test_lines_fit_into_forty_columns_or_hold_one_long_word(words: tuple[str, ...]) -> None:
     code, output = on_terminal(*words)

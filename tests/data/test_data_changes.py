@@ -488,10 +488,14 @@ def test_lines_of_a_file_that_changes_are_refused(
     assert_refused(lambda: list(line_blocks(str(text), errors="strict", size=10)), text, words)
 
 
+@pytest.mark.slow
 def test_a_command_on_a_text_that_is_cut_meanwhile_ends_with_2_and_the_next_has_all_tokens(
     tmp_path: Path, cli_process: Any
 ) -> None:
-    """A text, then a pipe: the command has found the text when it opens the pipe, which waits for this test."""
+    """A text, then a pipe: the command has found the text when it opens the pipe, which waits for this test.
+
+    Its quick twin is `test_unfinished_tokens_go_with_a_text_that_changes_while_the_next_command_goes_on`.
+    """
     text, pipe, cache = write(tmp_path / "text.txt", LINES), tmp_path / "pipe", tmp_path / "cache"
     kept = shutil.copy2(text, tmp_path / "kept.txt")
     os.mkfifo(pipe)

@@ -243,9 +243,11 @@ def command(sparse: SparseCorpus, tokenizer: Tokenizer, tmp_path: Path, monkeypa
     return ["train", *words, "--data", str(sparse.text)]
 
 
+@pytest.mark.slow
 def test_a_training_on_10_12_tokens_starts_reads_its_windows_and_resumes(
     command: list[str], cli: Callable[..., Any], tmp_path: Path, reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its quick twin is `test_a_plan_draws_every_sample_once_in_constant_memory_and_resumes_anywhere`."""
     monkeypatch.setattr(array_files, "VERIFY_PAUSE", 3600.0)  # the check in the background reads one piece
     monkeypatch.setattr(array_files, "KEPT_BELOW", 0)  # a training is never garbage: see `gc.freeze` in its loop
     whole = cli(*command, "--max-steps", 4, "--out", tmp_path / "whole")

@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.decoding.random_models import random_model
 from tests.pairwise import pairwise
+from tests.quick import first_is_quick
 from tformer.build import build_model
 from tformer.decoding import buckets
 from tformer.decoding.beam_search import beam_search
@@ -108,7 +109,7 @@ def record_without_gpu(model: Transformer, monkeypatch: pytest.MonkeyPatch, **si
 
 
 @every_position
-@pytest.mark.parametrize("encoder", [False, True], ids=["decoder", "encoder-decoder"])
+@first_is_quick("encoder", [False, True], ids=["decoder", "encoder-decoder"], quick=2)
 def test_recorded_steps_write_the_same(positions: str, encoder: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make(positions, encoder=encoder)
     expected, beams = write(model, sources=SOURCES if encoder else None), search([model])
@@ -225,7 +226,7 @@ def test_rows_that_end_leave_the_others_as_they_were() -> None:
     assert_same(write(model, max_new_tokens=24, stop_tokens=ends), expected)
 
 
-@pytest.mark.parametrize("encoder", [False, pytest.param(True, marks=slow)], ids=["decoder", "encoder-decoder"])
+@first_is_quick("encoder", [False, pytest.param(True, marks=slow)], ids=["decoder", "encoder-decoder"])
 def test_several_samples_and_a_sliding_context(encoder: bool) -> None:
     model = make(encoder=encoder, max_seq_len=12)
     sources = SOURCES if encoder else None
@@ -235,7 +236,7 @@ def test_several_samples_and_a_sliding_context(encoder: bool) -> None:
     assert len(decoder._caches) <= 2  # of 8 and of 16 slots: windows are read again into the same memory
 
 
-@pytest.mark.parametrize(
+@first_is_quick(
     ("positions", "encoder"),
     [
         ("t5_bias", False),
@@ -365,9 +366,11 @@ def test_bf16_matrices_give_the_same_tokens() -> None:
         assert row[0].logprobs[:2] == pytest.approx(expected_row[0].logprobs[:2], abs=0.05)
 
 
+@pytest.mark.slow
 @slow
 @pytest.mark.skipif(missing_compiler(CPU) is not None, reason="needs a C++ compiler")
 def test_generated_code_writes_the_same() -> None:
+    """Its quick twin is `test_prompts_of_different_lengths_are_continued_alike_across_buckets`."""
     model = make(num_layers=1)
     expected = write(model)
     attach(model, backend="inductor", smallest=32)

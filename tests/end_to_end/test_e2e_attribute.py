@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import tformer
+from tests.quick import first_is_quick
 from tformer.inside.reading import Inputs, read
 from tformer.support.errors import InputError
 
@@ -31,8 +32,18 @@ def document(cli: Cli, run: Path, *arguments: object) -> dict[str, Any]:
     return dict(json.loads(show(cli, run, *arguments, "--format", "json").out))
 
 
-@pytest.mark.parametrize(("suffix", "start"), [("html", b"<!doctype"), ("png", b"\x89PNG"), ("svg", b"<?xml"),
-                         ("csv", b"position,target"), ("txt", b"What mattered for"), ("json", b'{"mod')])  # fmt: skip
+@first_is_quick(
+    ("suffix", "start"),
+    [
+        ("html", b"<!doctype"),
+        ("png", b"\x89PNG"),
+        ("svg", b"<?xml"),
+        ("csv", b"position,target"),
+        ("txt", b"What mattered for"),
+        ("json", b'{"mod'),
+    ],
+    quick=2,
+)
 def test_every_format(suffix: str, start: bytes, decoder: Path, cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / f"attribute.{suffix}"
     outcome = show(cli, decoder, "--text", "fed cab", "-o", path)
@@ -101,7 +112,7 @@ def test_a_masked_language_model_at_each_mask(encoder_run: Callable[[str], Path]
         assert stays == [True, False, True, False, False, True, True], "[CLS], both masks and [SEP]"
 
 
-@pytest.mark.parametrize("kind", ["single", "multi", "score", "pair", "image"])
+@first_is_quick("kind", ["single", "multi", "score", "pair", "image"], quick=2)
 def test_labels_and_scores(kind: str, encoder_run: Callable[[str], Path], cli: Cli, tmp_path: Path) -> None:
     run = encoder_run(kind)
     image = next((run.parent / "data").rglob("*.png"), None) if kind == "image" else None
@@ -124,7 +135,7 @@ FOLDERS: list[Any] = [("gpt2", "ab"), ("bert", "a[MASK]"), ("classifier", "a"), 
 FOLDERS += [pytest.param("t5", "a", marks=pytest.mark.slow)]  # 1,000 points
 
 
-@pytest.mark.parametrize(("name", "text"), FOLDERS)
+@first_is_quick(("name", "text"), FOLDERS)
 def test_folders_of_hugging_face(name: str, text: str, folders: Path, cli: Cli) -> None:
     steps = ("--steps", 1000) if name == "t5" else ()  # its vectors pass near zero
     found = document(cli, folders / name, "--text", text, "--methods", "integrated,rollout", *steps)

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import tformer
+from tests.quick import first_is_quick
 from tformer.cli.report import emit_json
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
@@ -89,7 +90,7 @@ def test_a_template_with_an_id_that_no_token_has_is_refused(tokenizer: Path, cli
     refused(cli("tokenize", tokenizer, "--text", "a", "--json"), str(tokenizer), "gives the id 88888")
 
 
-@pytest.mark.parametrize("call", ["encode", "encode_spans", "count", "normalize_pair"])
+@first_is_quick("call", ["encode", "encode_spans", "count", "normalize_pair"], quick=2)
 def test_every_call_of_the_tokenizer_raises_an_exception(tokenizer: Path, call: str) -> None:
     read = Tokenizer.load(tokenizer)
     calls: dict[str, Callable[[], Any]] = {

@@ -17,6 +17,7 @@ import tformer
 from tests.end_to_end.labelled_examples import WORDS, sentences, write_images, write_table
 from tests.end_to_end.translate_runs import DECODER, LETTERS, refusal
 from tests.end_to_end.translate_runs import SEQ2SEQ as MODEL_OF_PAIRS
+from tests.quick import first_is_quick
 
 Cli = Callable[..., Any]
 Runs = Callable[[str], Path]
@@ -30,7 +31,7 @@ def last_validation(run: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["single", "pair", "multi", "score", "image", "masked", "sentences", "electra"])
+@first_is_quick("kind", ["single", "pair", "multi", "score", "image", "masked", "sentences", "electra"], quick=2)
 def test_without_data_the_figures_are_those_of_the_last_validation(
     kind: str, figures: Figures, encoder_run: Runs
 ) -> None:
@@ -222,8 +223,8 @@ def long_pairs(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("recipe", [DECODER, SEQ2SEQ], ids=["text", "pairs"])
-@pytest.mark.parametrize("kind", COMPUTED)
+@first_is_quick("recipe", [DECODER, SEQ2SEQ], ids=["text", "pairs"])
+@first_is_quick("kind", COMPUTED)
 def test_models_read_texts_longer_than_they_were_made_for(
     kind: str, recipe: str, figures: Figures, random_run: MakeRun, text: Path, long_pairs: Path
 ) -> None:

@@ -15,6 +15,7 @@ import torch
 import tformer
 from tests.end_to_end.labelled_examples import sentences, write_table
 from tests.end_to_end.translate_runs import SEQ2SEQ as MODEL_OF_PAIRS
+from tests.quick import first_is_quick
 from tests.random_runs import random_run as make_random_run
 from tformer.viz.output import SUFFIXES
 
@@ -133,7 +134,7 @@ def test_the_table_stands_at_the_end_of_the_report(cli: Cli, encoder_run: Runs) 
     assert len(lines[start + 1].split()) == 5
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@first_is_quick("suffix", SUFFIXES, quick=2)
 def test_a_classifier_is_drawn_in_every_format(suffix: str, cli: Cli, encoder_run: Runs, tmp_path: Path) -> None:
     file = tmp_path / f"picture{suffix}"
     outcome = cli("evaluate", encoder_run("single"), "--by", "length", "--plot", file, "--json")

@@ -15,6 +15,7 @@ import pytest
 from tests.conftest import Outcome
 from tests.end_to_end.translate_runs import DECODER, SEQ2SEQ
 from tests.faults.killing import ends_within
+from tests.quick import first_is_quick
 from tformer.evaluation import lm
 from tformer.kernels import library
 from tformer.workers.worker import Worker
@@ -60,7 +61,7 @@ def pairs(tmp_path: Path) -> Pairs:
     return ("--source", tmp_path / "source.txt", "--target", tmp_path / "target.txt")
 
 
-@pytest.mark.parametrize("kind", ["single", "pair", "multi", "score", "image", "masked", "sentences", "electra"])
+@first_is_quick("kind", ["single", "pair", "multi", "score", "image", "masked", "sentences", "electra"])
 def test_several_processes_report_what_one_reports(kind: str, same: Same, encoder_run: Runs) -> None:
     """The masks of a batch depend on its number, and sums are added in the order of the batches."""
     more = ("--pseudo-perplexity",) if kind == "masked" else ()

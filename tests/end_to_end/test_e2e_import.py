@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from tests.end_to_end.import_data import LABELS, write_data
 from tests.end_to_end.translate_runs import documents, refusal
 from tests.interop import tiny_folders as tiny
+from tests.quick import first_is_quick
 from tformer.interop import weight_files
 
 Cli = Callable[..., Any]
@@ -132,7 +133,7 @@ def test_lines_and_tables_of_texts_and_of_pairs(cli: Cli, folders: Path, tmp_pat
     assert len(cli("classify", folders / "classifier", "--input", both, *columns).out.splitlines()) == 3
 
 
-@pytest.mark.parametrize(
+@first_is_quick(
     ("task", "kind"),
     [("TokenClassification", "token_classifier"), ("QuestionAnswering", "span"), ("MultipleChoice", "multiple_choice")],
 )

@@ -13,6 +13,7 @@ import pytest
 import tformer
 from tests.end_to_end.import_data import LABELS, write_data
 from tests.interop import tiny_folders as tiny
+from tests.quick import first_is_quick
 from tests.training.pair_makers import metrics, records, weights_of
 from tests.training.stopping import train
 from tformer.training.options import TrainOptions
@@ -21,11 +22,11 @@ Cli = Callable[..., Any]
 QUICK = ("--batch-size", 8, "--lr", 0.01, "--precision", "fp32", "--device", "cpu")
 
 
-@pytest.mark.parametrize(("name", "data", "more"), [
+@first_is_quick(("name", "data", "more"), [
     ("gpt2", "text", ()), ("bert", "text", ()), ("bert", "labelled", ("--objective", "classification")),
     ("classifier", "labelled", ()), ("t5", "pairs", ()), ("bart", "pairs", ()),
     ("gpt2", "text", ("--preset", "gpt/tiny")), ("bert", "labelled", ("--preset", "bert/finetune")),
-])  # fmt: skip
+], quick=2)  # fmt: skip
 def test_fine_tuning_lowers_the_loss(name: str, data: str, more: Any, cli: Cli, folders: Path, tmp_path: Path) -> None:
     file, run = write_data(data, tmp_path), tmp_path / "run"
     sets = ["training.eval_every=8", "training.sample_every=0"]
@@ -108,7 +109,7 @@ def test_a_body_has_no_head_to_keep(tune: Any) -> None:
     assert "new head: classifier (the checkpoint has none)" in said
 
 
-@pytest.mark.parametrize(("name", "data", "kind"), [
+@first_is_quick(("name", "data", "kind"), [
     ("gpt2", "text", None), ("bert", "labelled", "classification"), ("t5", "pairs", None),
 ])  # fmt: skip
 def test_fine_tuning_resumes_exactly(name: str, data: str, kind: str | None, folders: Path, tmp_path: Path) -> None:
@@ -151,7 +152,7 @@ def test_one_line_says_the_rate_of_an_imported_body(
     assert tformer.load(run).recipe.optimizer == stored  # a resumed run chooses nothing
 
 
-@pytest.mark.parametrize(("objective", "follows"), [("classification", True), ("masked_lm", False)])
+@first_is_quick(("objective", "follows"), [("classification", True), ("masked_lm", False)])
 def test_a_wide_body_of_our_own_follows_its_width_for_another_objective(
     objective: str, follows: bool, cli: Cli, tmp_path: Path, text_file: Path
 ) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.quick import first_is_quick
+
 Cli = Callable[..., Any]
 
 MEASURE = """
@@ -19,6 +21,7 @@ import json, re, sys
 from pathlib import Path
 import torch._dynamo
 import tformer.training.session
+from tests.quick import first_is_quick
 from tformer.cli.app import main
 def resident(key):
     return int(re.search(key + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
@@ -32,7 +35,7 @@ print(json.dumps(resident("VmHWM") - before))
 """
 
 
-@pytest.mark.parametrize("name", ["gpt2", "classifier", "t5", "bart"])
+@first_is_quick("name", ["gpt2", "classifier", "t5", "bart"])
 def test_a_hugging_face_folder(cli: Cli, folders: Path, name: str) -> None:
     report = json.loads(cli("inspect", folders / name, "--json").out)
     assert report["parameters"] > 0 and report["flops"]["forward_per_token"] > 0

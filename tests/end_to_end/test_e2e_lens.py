@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import tformer
+from tests.quick import first_is_quick
 from tests.viz.pages import page_data
 from tformer.support.errors import InputError
 
@@ -30,8 +31,18 @@ def document(cli: Cli, run: Path, *arguments: object) -> dict[str, Any]:
     return json.loads(show(cli, run, *arguments, "--format", "json").out)
 
 
-@pytest.mark.parametrize(("suffix", "start"), [("html", b"<!doctype"), ("png", b"\x89PNG"), ("svg", b"<?xml"),
-                         ("csv", b"row,position"), ("txt", b"Logit lens of"), ("json", b'{"model"')])  # fmt: skip
+@first_is_quick(
+    ("suffix", "start"),
+    [
+        ("html", b"<!doctype"),
+        ("png", b"\x89PNG"),
+        ("svg", b"<?xml"),
+        ("csv", b"row,position"),
+        ("txt", b"Logit lens of"),
+        ("json", b'{"model"'),
+    ],
+    quick=2,
+)
 def test_every_format(suffix: str, start: bytes, decoder: Path, cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / f"lens.{suffix}"
     outcome = show(cli, decoder, "--text", "fed cab", "-o", path)
@@ -111,7 +122,7 @@ def test_a_classifier_answers_once_after_each_layer(kind: str, encoder_run: Call
 FOLDERS = [("gpt2", "ab"), ("bert", "[MASK]"), ("classifier", "a"), ("t5", "a"), ("bart", "a")]
 
 
-@pytest.mark.parametrize(("name", "text"), FOLDERS)
+@first_is_quick(("name", "text"), FOLDERS)
 def test_folders_of_hugging_face(name: str, text: str, folders: Path, cli: Cli) -> None:
     found = document(cli, folders / name, "--text", text)
     assert max(found["kl"][-1]) == 0

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import tformer
 from tests.end_to_end.import_data import write_data
+from tests.quick import first_is_quick
 from tests.training.pair_makers import metrics, weights_of
 from tformer.checkpoint.resolve import resolve_checkpoint
 from tformer.kernels.functions import find
@@ -110,7 +111,7 @@ def test_reports_and_pictures_take_the_run(adapt: Cli, cli: Cli, text_file: Path
         assert outcome.code == 0, (words, outcome.err)
 
 
-@pytest.mark.parametrize("sets", [
+@first_is_quick("sets", [
     (), ("lora.dora=true", "lora.dropout=0.2"), ("lora.weights=int8", "lora.rslora=true"), ("lora.weights=bf16",),
     ("lora.weights=int4", "lora.dora=true"), ("training.ema_decay=0.9",),
     ("lora.train=[final_norm.*]", "lora.targets=[q,v]"),
@@ -154,7 +155,7 @@ def test_several_processes_train_the_adapters_of_one(adapt: Cli) -> None:
 # --- families and objectives ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "data", "more"), [
+@first_is_quick(("name", "data", "more"), [
     ("gpt2", "text", ()), ("bert", "text", ()), ("bert", "labelled", ("--objective", "classification")),
     ("classifier", "labelled", ()), ("t5", "pairs", ("--lora-weights", "int8")), ("bart", "pairs", ()),
 ])  # fmt: skip
@@ -176,7 +177,7 @@ def test_adapters_of_imported_models_lower_the_loss(
         assert outcome.code == 0 and "they were trained beside a base in int8" in outcome.err
 
 
-@pytest.mark.parametrize("kind", ["single", "score", "multi", "image", "masked", "sentences"])
+@first_is_quick("kind", ["single", "score", "multi", "image", "masked", "sentences"])
 def test_new_heads_are_trained_in_full_beside_the_adapters(
     kind: str, encoder_run: Callable[[str], Path], cli: Cli, tmp_path: Path
 ) -> None:
@@ -250,7 +251,7 @@ def test_adapters_on_adapters_are_refused(adapt: Cli, cli: Cli, text_file: Path)
     assert "tformer merge" in outcome.err
 
 
-@pytest.mark.parametrize(
+@first_is_quick(
     ("words", "key", "has", "sets"),
     [
         (("--lora", 8), "rank", "4", "8"),

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import TINY_RECIPE
 from tests.end_to_end.translate_runs import SEQ2SEQ
+from tests.quick import first_is_quick
 
 Cli = Callable[..., Any]
 DEEP = TINY_RECIPE.replace("num_layers: 2", "num_layers: 4, layerdrop: {rate: 0.3, learned: true}")
@@ -34,7 +35,7 @@ def pruned(cli: Cli, *words: object) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize(
+@first_is_quick(
     ("words", "expected"),
     [
         (["--rate", 0.5], {"kept": [1, 3], "strategy": "every-other"}),
@@ -44,6 +45,7 @@ def pruned(cli: Cli, *words: object) -> dict[str, Any]:
         (["--keep", 2, "--strategy", "learned"], {"strategy": "learned", "after": 2}),
         (["--keep-layers", "0,2"], {"kept": [0, 2], "dropped": [1, 3], "strategy": "named"}),
     ],
+    quick=2,
 )
 def test_every_strategy_reports_quality_before_and_after(
     words: list[object], expected: dict[str, Any], deep: Path, cli: Cli, tmp_path: Path
@@ -80,7 +82,7 @@ def test_the_result_generates_and_is_fine_tuned_but_not_resumed(
     assert refused.code == 2 and "Traceback" not in refused.err
 
 
-@pytest.mark.parametrize("kind", ["single", "pair", "multi", "score", "image", "masked", "sentences", "electra"])
+@first_is_quick("kind", ["single", "pair", "multi", "score", "image", "masked", "sentences", "electra"], quick=2)
 def test_heads_of_every_kind_of_encoder(
     kind: str, encoder_run: Callable[[str], Path], cli: Cli, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.quick import first_is_quick
 from tformer.training.loop import Trainer
 from tformer.training.reporter import Reporter
 from tformer.training.saving import Checkpoints
@@ -42,7 +43,9 @@ def start(words: list[str], cwd: Path, *, ignored: int | None = None, **streams:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_training_goes_on_when_the_reader_of_its_messages_goes_away_and_nohup_holds(tmp_path: Path) -> None:
+    """Its quick twin is `test_messages_that_no_device_takes_do_not_change_the_exit_code`."""
     (tmp_path / "text.txt").write_text("To be, or not to be, that is the question.\n" * 40)
     training = start(TRAIN, tmp_path, ignored=signal.SIGHUP, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert training.stderr is not None
@@ -111,7 +114,7 @@ def test_a_second_ctrl_c_ends_a_training_at_once_and_the_checkpoint_before_is_in
     assert cli("train", "--resume", "--out", tmp_path / "run").code == 0
 
 
-@pytest.mark.parametrize(
+@first_is_quick(
     ("owner", "part", "number"),
     [
         (Reporter, "_measure", signal.SIGINT),

@@ -144,7 +144,9 @@ def leave_removed_folder() -> None:
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_whose_name_is_no_utf8_trains_resumes_and_serves_every_command(command: Command, home: Path) -> None:
+    """Its quick twin is `test_a_missing_file_whose_name_is_no_utf8_is_one_line`."""
     for words in (
         (*TRAIN, "--out", BYTES),
         ("train", "--resume", "--out", BYTES, "--max-steps", 5),
@@ -351,7 +353,9 @@ def test_no_further_open_file_is_one_line(command: Command, files: int) -> None:
     assert ended.code == 1 and ended.error.startswith("too many open files: cannot open ")
 
 
+@pytest.mark.slow
 def test_a_limit_on_the_size_of_files_is_exit_3_and_leaves_nothing(command: Command, home: Path) -> None:
+    """Its quick twin is `checkpoint/test_checkpoint_faults.py::test_file_size_limit`."""
     assert command(*TRAIN, "--out", "run").code == 0  # fills the cache, too
     for words in (
         (*TRAIN, "--out", "x"),
@@ -365,9 +369,13 @@ def test_a_limit_on_the_size_of_files_is_exit_3_and_leaves_nothing(command: Comm
     assert not (home / "e").exists() and not (home / "x.png").exists() and not (home / "t.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hard", ["later", pytest.param("same", marks=pytest.mark.slow)])
 def test_the_end_of_the_cpu_time_saves_a_checkpoint(command: Command, home: Path, hard: str) -> None:
-    """SIGXCPU, at the soft limit or some seconds before the hard one, is handled as SIGTERM is."""
+    """SIGXCPU, at the soft limit or some seconds before the hard one, is handled as SIGTERM is.
+
+    Its quick twin is `test_e2e_train.py::test_a_signal_saves_and_exits`.
+    """
 
     def prepare() -> None:
         usage = resource.getrusage(resource.RUSAGE_SELF)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 import tformer
 from tests.interop.tiny_folders import SENTENCES, WORDS
+from tests.quick import first_is_quick
 from tests.training.pair_makers import metrics
 from tformer.checkpoint.resolve import resolve_checkpoint
 
@@ -81,7 +82,7 @@ def test_a_tuned_body_is_exported_with_equal_logits(
         assert theirs.config.id2label == {0: "B-X", 1: "B-Y", 2: "O"}
 
 
-@pytest.mark.parametrize("objective", KINDS)
+@first_is_quick("objective", KINDS)
 def test_adapters_are_trained_beside_a_whole_head(
     objective: str, tune: Callable[..., Any], cli: Cli, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ import transformers
 
 import tformer
 from tests.interop.tiny_folders import BART_SPECIAL, BERT_SPECIAL, SENTENCES, words_tokenizer, write_folder
+from tests.quick import first_is_quick
 from tformer.interop.exporting import export_checkpoint
 from tformer.interop.importing import import_folder
 from tformer.interop.opening import open_checkpoint
@@ -81,8 +82,8 @@ def embed(path: Path) -> np.ndarray:
         return tformer.load(path).embed(TEXTS)
 
 
-@pytest.mark.parametrize("body", BODIES)
-@pytest.mark.parametrize("pooling", POOLINGS)
+@first_is_quick("body", BODIES)
+@first_is_quick("pooling", POOLINGS)
 def test_a_folder_gives_the_vectors_of_the_formulas(body: str, pooling: str, tmp_path: Path) -> None:
     unit = pooling != "max"
     folder = folder_of(tmp_path / "st", body, pooling=pooling, normalize=unit, older=body != "MPNet")
@@ -107,7 +108,9 @@ def test_export_writes_the_layout_back(body: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(by_hand(tmp_path / "out", pooling="cls"), embed(folder), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_import_keeps_the_head_and_can_be_trained_on(tmp_path: Path) -> None:
+    """Its quick twin is `test_a_folder_gives_the_vectors_of_the_formulas`."""
     folder = folder_of(tmp_path / "st")
     import_folder(folder, tmp_path / "imported")
     np.testing.assert_allclose(embed(tmp_path / "imported"), embed(folder), atol=1e-6)

@@ -24,6 +24,7 @@ import tformer
 from tests.interop.classes import note
 from tests.interop.parity import randomized
 from tests.interop.tiny_folders import refusal
+from tests.quick import first_is_quick
 from tformer.interop.exporting import export_checkpoint
 from tformer.interop.foreign_checkpoint import open_folder
 from tformer.interop.importing import import_folder
@@ -404,7 +405,9 @@ def test_a_marian_folder_translates_as_transformers_does_and_comes_back(tmp_path
     assert their_translations(tmp_path / "again", texts, num_beams=beams) == expected
 
 
+@pytest.mark.slow
 def test_a_marian_folder_is_trained_on_and_exported_by_the_commands(tmp_path: Path, cli: Callable[..., Any]) -> None:
+    """Its quick twin is `test_a_marian_folder_translates_as_transformers_does_and_comes_back`."""
     folder = translator(tmp_path / "marian")
     for name, texts in (("en", TEXTS), ("ru", OTHERS)):
         (tmp_path / name).write_text("".join(f"{text}\n" for text in texts[:40]), encoding="utf-8")
@@ -436,8 +439,8 @@ def multilingual(folder: Path, tokenizer_class: str) -> Path:
 LANGUAGES = [("M2M100Tokenizer", "fr", "zu", "__{}__"), ("NllbTokenizer", "fra_Latn", "zho_Hans", "{}")]
 
 
-@pytest.mark.parametrize("beams", [1, 4])
-@pytest.mark.parametrize(("name", "source", "target", "token"), LANGUAGES, ids=["M2M100", "NLLB"])
+@first_is_quick("beams", [1, 4])
+@first_is_quick(("name", "source", "target", "token"), LANGUAGES, ids=["M2M100", "NLLB"])
 def test_languages_are_chosen_on_the_command_line(
     tmp_path: Path, cli: Callable[..., Any], name: str, source: str, target: str, token: str, beams: int
 ) -> None:

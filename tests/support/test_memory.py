@@ -161,9 +161,13 @@ print(resident() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
 def test_products_of_ever_new_shapes_keep_no_memory_unless_the_user_says_so() -> None:
-    """oneDNN, and PyTorch in each thread, would keep a thousand products with their memory."""
+    """oneDNN, and PyTorch in each thread, would keep a thousand products with their memory.
+
+    Its quick twin is `test_the_number_of_products_that_are_kept_is_bounded_unless_the_user_says_so`.
+    """
 
     def grown(**given: str) -> float:
         environment = {name: value for name, value in os.environ.items() if name not in CAPACITIES} | given
@@ -253,3 +257,15 @@ def test_memory_on_varying_lengths_is_level_and_within_a_quarter_of_the_forecast
     subprocess.run([sys.executable, "-c", USES, found, out, inputs], check=True, capture_output=True)
     using = json.loads(found.read_text())["resident"]
     assert using[-1] < 1.05 * using[200]
+
+
+def test_the_number_of_products_that_are_kept_is_bounded_unless_the_user_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(memory.CAPACITY, "1024")
+    monkeypatch.setattr(memory, "_GIVEN", False)
+    memory.bound_products(7)
+    assert os.environ[memory.CAPACITY] == "7"
+    monkeypatch.setattr(memory, "_GIVEN", True)
+    memory.bound_products(9)
+    assert os.environ[memory.CAPACITY] == "7"

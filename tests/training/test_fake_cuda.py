@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import optimizer
 
+from tests.quick import first_is_quick
 from tests.test_presets_build import VOCABULARY
 from tests.training.small_steps import PRESETS, Stepper, context, host_batch, small_models, small_recipe
 from tformer.data.batching.batch import Batch
@@ -74,7 +75,7 @@ def fused_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimizers, "FUSED_DEVICES", supported)
 
 
-@pytest.mark.parametrize(("preset", "precision"), EACH_PRECISION)
+@first_is_quick(("preset", "precision"), EACH_PRECISION, quick=2)
 def test_a_training_step_neither_mixes_devices_nor_waits(
     preset: str, precision: str, counted_before: Callable[[Stepper, Batch], None]
 ) -> None:
@@ -95,7 +96,7 @@ def test_a_training_step_neither_mixes_devices_nor_waits(
     assert all(slot.device.type == "meta" for slot in slots.values())
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@first_is_quick("preset", PRESETS, quick=3)
 def test_evaluation_and_decoding_stay_on_a_gpu(preset: str) -> None:
     """The loss of a batch without gradients, and of models with a decoder a prompt and one further token."""
     recipe = small_recipe(preset, dropout=True)

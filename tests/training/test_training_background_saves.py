@@ -30,7 +30,9 @@ def content(run: str) -> dict[str, bytes]:
     return {str(path.relative_to(run)): path.read_bytes() for name in names for path in Path(run).rglob(name)}
 
 
+@pytest.mark.slow
 def test_the_checkpoints_are_those_that_are_saved_at_once(tiny: Cli) -> None:
+    """Its quick twin is `test_copies_are_of_the_moment_and_keep_what_is_shared`."""
     ema = ("--set", "training.ema_decay=0.9")
     assert tiny("--out", "a", *ema).code == 0 and tiny("--out", "b", *ema, *BACKGROUND).code == 0
     assert content("a") == content("b") and len(content("a")) >= 6

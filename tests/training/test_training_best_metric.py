@@ -12,6 +12,7 @@ import pytest
 import tformer
 from tests.end_to_end.conftest import ENCODER, IMAGES
 from tests.end_to_end.labelled_examples import many, sentences, write_images, write_table
+from tests.quick import first_is_quick
 from tests.training.pair_makers import metrics
 from tformer.checkpoint import catalog
 from tformer.metrics import lower_is_better
@@ -38,7 +39,7 @@ def noisy(tmp_path: Path) -> Path:
     return write_table(tmp_path / "noisy.tsv", ("label", "text"), [*NOISY])
 
 
-@pytest.mark.parametrize("name", ["loss", "accuracy", "f1_binary", "f1_macro", "mcc"])
+@first_is_quick("name", ["loss", "accuracy", "f1_binary", "f1_macro", "mcc"], quick=2)
 def test_each_metric_of_two_classes_decides_by_its_flag(name: str, train: Train, noisy: Path) -> None:
     run = train("--data", noisy, "--best-metric", name, "--set", "training.eval_every=4")
     best = float("inf")

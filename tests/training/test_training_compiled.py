@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 
+from tests.quick import first_is_quick
 from tests.training.small_steps import Stepper, host_batch, small_models, small_recipe
 from tformer.data.batching.batch import Batch
 from tformer.nn.lora import adapt, projections
@@ -35,7 +36,7 @@ def losses(stepper: Stepper) -> list[float]:
     return [float(stepper.step(given[step % 2])) for step in range(STEPS)]
 
 
-@pytest.mark.parametrize(
+@first_is_quick(
     ("preset", "precision"),
     [
         *(pytest.param(preset, "fp32", marks=pytest.mark.slow if preset in SLOW else ()) for preset in PRESETS),
@@ -53,7 +54,9 @@ def test_generated_code_trains_as_eager_does(precision: str) -> None:
     compare("gpt/tiny", precision, "inductor")
 
 
+@pytest.mark.slow
 def test_batches_of_many_shapes_share_a_graph() -> None:
+    """Its quick twin is `test_compiled_gradients_and_ten_steps_are_those_of_eager`."""
     torch._dynamo.reset()
     recipe = small_recipe("transformer/tiny", dropout=False)
     graphs = []

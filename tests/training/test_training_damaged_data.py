@@ -18,6 +18,7 @@ import pytest
 
 from tests.conftest import TINY_RECIPE
 from tests.data.fakes import ByteTokenizer, ids_of, open_one
+from tests.quick import first_is_quick
 from tformer.data.shards import array_files, corpus
 from tformer.data.shards.array_files import ArrayFile, BackgroundCheck
 from tformer.data.shards.token_files import HEADER_BYTES, DamagedShardError
@@ -99,7 +100,7 @@ def flip(path: Path) -> None:
         file.write(bytes([first ^ 1]))
 
 
-@pytest.mark.parametrize("task", TASKS)
+@first_is_quick("task", TASKS)
 def test_a_shard_that_is_cut_ends_the_training_with_one_line_and_a_checkpoint_that_resumes(
     task: str, train: Callable[..., Any], cli: Cli, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

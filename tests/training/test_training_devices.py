@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tests.faults.killing import check_runs, ends_within
+from tests.quick import first_is_quick
 from tests.training.test_training_not_finite import nan_at
 from tformer.checkpoint.read import read_checkpoint
 from tformer.support.errors import InputError, cannot_write
@@ -146,7 +147,7 @@ def test_fewer_than_no_restarts_are_refused(train: Cli) -> None:
     assert not Path("run").exists()
 
 
-@pytest.mark.parametrize(("number", "rank"), [(signal.SIGINT, 1), (signal.SIGTERM, 0)])
+@first_is_quick(("number", "rank"), [(signal.SIGINT, 1), (signal.SIGTERM, 0)])
 def test_a_signal_to_one_process_saves_all_together(
     number: signal.Signals, rank: int, train: Cli, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 import tformer
 from tests.end_to_end.conftest import ENCODER, IMAGES
 from tests.end_to_end.labelled_examples import documents, many, sentences, write_images, write_table
+from tests.quick import first_is_quick
 from tests.training.pair_makers import RECIPE, english, german, metrics
 from tformer.support.errors import StorageError
 from tformer.tasks import pairs, sequence_teacher
@@ -94,7 +95,7 @@ def weights(run: Path, step: int = 8) -> dict[str, torch.Tensor]:
     return load_file(run / "checkpoints" / f"step-{step:08d}" / "model.safetensors")
 
 
-@pytest.mark.parametrize(
+@first_is_quick(
     "kind",
     [
         *("causal_lm", "masked_lm,next_sentence", "seq2seq", "classification", "images"),
@@ -103,6 +104,7 @@ def weights(run: Path, step: int = 8) -> dict[str, torch.Tensor]:
             for kind in ("masked_lm", "span_corruption", "multi_label", "regression")
         ),
     ],
+    quick=2,
 )
 def test_every_family_learns_from_a_teacher(kind: str, family: Callable[[str], Family]) -> None:
     made = family(kind)
@@ -117,7 +119,7 @@ def test_every_family_learns_from_a_teacher(kind: str, family: Callable[[str], F
     assert metrics(student, "valid")[-1].keys() == plain  # validation is that of any run
 
 
-@pytest.mark.parametrize("kind", ["causal_lm", "classification", "seq2seq"])
+@first_is_quick("kind", ["causal_lm", "classification", "seq2seq"])
 def test_alpha_1_is_the_run_without_a_teacher_to_the_bit(kind: str, family: Callable[[str], Family]) -> None:
     made = family(kind)
     teacher = made.run("--seed", 3)
@@ -129,7 +131,7 @@ def test_alpha_1_is_the_run_without_a_teacher_to_the_bit(kind: str, family: Call
     assert [record["loss"] for record in metrics(taught)] == [record["loss"] for record in metrics(alone)]
 
 
-@pytest.mark.parametrize("distil", ["soft", "sequence"])
+@first_is_quick("distil", ["soft", "sequence"])
 def test_a_resumed_student_equals_the_uninterrupted_one(distil: str, family: Callable[[str], Family], cli: Cli) -> None:
     made = family("seq2seq")
     teacher = made.run("--max-steps", 40, "--set", "training.eval_every=40")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.quick import first_is_quick
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.resolve import resolve_checkpoint
 from tformer.training.assemble import make_models, make_optimizer
@@ -73,8 +74,8 @@ def test_memory_counts_the_generator_of_electra(report: Callable[..., Any]) -> N
     assert found["memory"]["weights_bytes"] > 4 * found["parameters"]
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adam", "muon", "normuon"])
-@pytest.mark.parametrize("preset", ["gpt/tiny", "t5/tiny", "electra/tiny", "bart/mini"])
+@first_is_quick("kind", ["adamw", "adam", "muon", "normuon"])
+@first_is_quick("preset", ["gpt/tiny", "t5/tiny", "electra/tiny", "bart/mini"])
 def test_memory_of_the_optimizer_is_that_of_its_state(preset: str, kind: str) -> None:
     """What Muon leaves to AdamW, embeddings and heads, has two moments."""
     arch, name = preset.split("/")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.quick import first_is_quick
 from tests.training.pair_makers import sides
 from tests.training.test_training_devices import assert_same_run, latest
 from tests.training.test_training_devices import train as gpt
@@ -218,7 +219,7 @@ def test_an_encoder_starts_with_the_vectors(cli: Cli, tmp_path: Path) -> None:
     assert torch.equal(row(tmp_path / "run", "cat"), torch.full((16,), 0.5))
 
 
-@pytest.mark.parametrize("arch", ["roberta", "electra", "t5", "bart"])
+@first_is_quick("arch", ["roberta", "electra", "t5", "bart"])
 def test_pre_training_of_every_family_starts_with_the_vectors(arch: str, cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("the cat sat on the mat and the dog ran to the house\n" * 100)
     file = table_file(tmp_path / "v.txt", columns=16)

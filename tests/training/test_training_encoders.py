@@ -15,6 +15,7 @@ import tformer
 from tests.end_to_end.conftest import ENCODER as ONE_LAYER
 from tests.end_to_end.conftest import GENERATOR, IMAGES
 from tests.end_to_end.labelled_examples import documents, many, pairs, sentences, write_images, write_table
+from tests.quick import first_is_quick
 from tests.training.pair_makers import metrics
 
 Cli = Callable[..., Any]
@@ -117,7 +118,7 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("packing", ["concat", "documents", "none"])
+@first_is_quick("packing", ["concat", "documents", "none"])
 def test_masked_lm_learns(train: Train, text: Path, packing: str) -> None:
     run = train("--data", text, "--objective", "masked_lm", "--set", f"data.packing={packing}")
     found = [record["loss"] for record in metrics(run, "train")]
@@ -275,7 +276,7 @@ def test_electra_goes_on_from_both_models_and_shares_its_table(
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize("kind", ["masked_lm", "masked_lm,next_sentence", "replaced_token"])
+@first_is_quick("kind", ["masked_lm", "masked_lm,next_sentence", "replaced_token"])
 def test_resumed_pre_training_equals_the_uninterrupted_one(
     kind: str, train: Train, cli: Cli, text: Path, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.end_to_end.conftest import ENCODER, GENERATOR, IMAGES
 from tests.end_to_end.labelled_examples import documents, many, sentences, write_images, write_table
+from tests.quick import first_is_quick
 from tests.training.pair_makers import sides
 from tformer.tasks.baselines import FILE, constant_baselines, copy_baselines
 from tformer.training.first_look import compare
@@ -196,7 +197,7 @@ def test_images_beside_the_most_frequent_class(learn: Callable[..., Any], cli: C
     assert report(cli, run)["baseline"]["constant"]["accuracy"] == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("objectives", ["masked_lm", "masked_lm,next_sentence"])
+@first_is_quick("objectives", ["masked_lm", "masked_lm,next_sentence"])
 def test_masked_tokens_beside_their_frequencies(
     learn: Callable[..., Any], cli: Cli, tmp_path: Path, objectives: str
 ) -> None:

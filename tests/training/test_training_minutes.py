@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.quick import first_is_quick
 from tests.training.pair_makers import metrics, weights_of
 from tformer.checkpoint.read import read_checkpoint
 from tformer.cli import train
@@ -171,10 +172,14 @@ def planned(
     return shown | {"said": " ".join(done.err.split())}
 
 
+@pytest.mark.slow
 def test_a_fast_device_and_a_long_time_get_a_larger_model(
     cli: Cli, text_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU plans for the same minutes as a CPU, with a larger model: simulated rates."""
+    """A GPU plans for the same minutes as a CPU, with a larger model: simulated rates.
+
+    Its quick twin is `test_a_step_takes_at_most_a_twentieth_of_the_time_and_timing_a_tenth_by_a_smaller_batch`.
+    """
 
     def tried(rate: float, minutes: float) -> int:
         """The last but one of the sizes fits, or the last."""
@@ -188,9 +193,7 @@ def test_a_fast_device_and_a_long_time_get_a_larger_model(
     assert longer == sorted(longer) and longer[0] < longer[-1]
 
 
-@pytest.mark.parametrize(
-    ("words", "few", "many"), [((), 0.0, 0.05), (("--set", "model.decoder.dropout=0.01"), 0.01, 0.01)]
-)
+@first_is_quick(("words", "few", "many"), [((), 0.0, 0.05), (("--set", "model.decoder.dropout=0.01"), 0.01, 0.01)])
 def test_data_that_are_read_often_bring_dropout_unless_the_user_sets_it(
     words: tuple[str, ...], few: float, many: float, cli: Cli, text_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import tformer
+from tests.quick import first_is_quick
 from tformer.nn.classification_heads import HeadPooling
 from tformer.optim.optimizers import OPTIMIZERS
 from tformer.optim.schedules import SCHEDULES
@@ -43,20 +44,20 @@ def losses(records: list[dict[str, Any]], split: str) -> list[float]:
     return [record["loss"] for record in records if record["split"] == split]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@first_is_quick("precision", ["fp32", "bf16", "fp16"])
 def test_every_precision_learns(precision: str, train: Callable[..., Any]) -> None:
     found = losses(train("--precision", precision, "--max-steps", "30"), "train")
     assert found[-1] < found[0]
 
 
-@pytest.mark.parametrize("kind", SCHEDULES)
+@first_is_quick("kind", SCHEDULES, quick=3)
 def test_every_schedule_trains(kind: str, train: Callable[..., Any]) -> None:
     points = ("--set", "schedule.points=[[4, 1.0], [12, 0.0]]") if kind == "timed" else ()
     rates = [each["lr"] for each in train("--set", f"schedule.kind={kind}", *points) if each["split"] == "train"]
     assert all(rate > 0 for rate in rates) or kind in ("linear", "wsd", "cosine")
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@first_is_quick("kind", OPTIMIZERS, quick=2)
 def test_every_optimizer_learns(kind: str, train: Callable[..., Any]) -> None:
     found = losses(train("--set", f"optimizer.kind={kind}", "--max-steps", "30"), "train")
     assert found[-1] < found[0]
@@ -70,7 +71,7 @@ def test_the_option_of_pooling_names_every_kind() -> None:
 PACKINGS, PADDINGS = ("concat", "documents", "none"), ("right", "left", "random")
 
 
-@pytest.mark.parametrize(
+@first_is_quick(
     ("packing", "padding"),
     [
         pytest.param(packing, padding, marks=() if row == column else pytest.mark.slow)

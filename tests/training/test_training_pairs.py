@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import tformer
+from tests.quick import first_is_quick
 from tests.training.pair_makers import RECIPE, english, german, metrics, sides
 
 Cli = Callable[..., Any]
@@ -37,7 +38,7 @@ def test_it_learns_to_copy(train: Callable[..., Path]) -> None:
     assert last < 0.7 * first
 
 
-@pytest.mark.parametrize("best", ["loss", "bleu", "chrf", "sequence_accuracy", "accuracy"])
+@first_is_quick("best", ["loss", "bleu", "chrf", "sequence_accuracy", "accuracy"], quick=2)
 def test_best_and_early_stopping_by_any_metric(
     train: Callable[..., Path], aligned: tuple[Path, Path], best: str
 ) -> None:
@@ -155,9 +156,7 @@ def test_tasks_are_mixed_by_weight_each_with_its_prefix(train: Callable[..., Pat
 TEXT = " ".join(f"the {word} sat on {i} red cats ." for i in range(40) for word in ("house", "cat"))
 
 
-@pytest.mark.parametrize(
-    ("objective", "template"), [("span_corruption", "t5"), ("denoising", "roberta"), ("denoising", "bert")]
-)
+@first_is_quick(("objective", "template"), [("span_corruption", "t5"), ("denoising", "roberta"), ("denoising", "bert")])
 def test_text_is_restored_then_fine_tuned_to_pairs(
     train: Callable[..., Path], aligned: tuple[Path, Path], cli: Cli, tmp_path: Path, objective: str, template: str
 ) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.profiler_util import FunctionEvent
 
+from tests.quick import first_is_quick
 from tests.test_presets_build import read
 from tests.training.small_steps import PRESETS
 from tests.training.worlds import Training, in_processes, largest_difference, recipe_of, samples_of
@@ -164,7 +165,7 @@ QUICK = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@first_is_quick("kind", ["ddp", "fsdp"])
 def test_two_processes_train_as_one(kind: str, tmp_path: Path) -> None:
     differences = equalities(QUICK, kind, 2, tmp_path)
     assert max(differences.values()) < TOLERANCE, differences
@@ -192,7 +193,7 @@ def test_weights_may_stay_after_a_forward_pass(tmp_path: Path) -> None:
     assert max(differences.values()) < TOLERANCE, differences
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@first_is_quick("precision", ["bf16", "fp16"])
 def test_half_precision_and_its_loss_scale_are_those_of_one_process(precision: str, tmp_path: Path) -> None:
     def work(parallel: Parallel, kind: str = "fsdp") -> dict[str, Tensor]:
         if parallel.world_size > 1:
@@ -209,7 +210,10 @@ def test_half_precision_and_its_loss_scale_are_those_of_one_process(precision: s
         assert torch.allclose(found[0]["sums"], expected["sums"], rtol=2e-2)
 
 
+@pytest.mark.slow
 def test_a_process_holds_its_rows_of_models_that_are_divided_and_the_numbers_are_those_of_one(tmp_path: Path) -> None:
+    """Its quick twin is `test_two_processes_train_as_one`."""
+
     def work(parallel: Parallel) -> dict[str, Tensor]:
         parallel = parallel_of(KINDS["fsdp"])
         found = {}
@@ -263,7 +267,7 @@ def test_several_processes_differ_in_bf16_less_than_bf16_from_fp32(kind: str, tm
         assert difference < 2 * rounding
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@first_is_quick("kind", ["ddp", "fsdp"])
 def test_gradients_may_be_added_up_in_bf16(kind: str, tmp_path: Path) -> None:
     def work(parallel: Parallel) -> dict[str, Tensor]:
         exact, rounded = (
@@ -308,7 +312,9 @@ def validation_loss(training: Training) -> dict[str, float]:
     return tally_objective(main, training.trainer.objective, data, batch_size=4).metrics()
 
 
+@pytest.mark.slow
 def test_process_0_validates_spread_models_with_one_block_gathered_at_a_time(tmp_path: Path) -> None:
+    """Its quick twin is `test_an_error_of_a_validation_leaves_spread_models_as_they_were`."""
     for kind in ("fsdp", "fsdp, weights kept"):
         folder = tmp_path / kind
         folder.mkdir()

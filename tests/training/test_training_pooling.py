@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import tformer
+from tests.quick import first_is_quick
 from tformer.nn.classification_heads import POOLINGS
 from tformer.recipe import load_recipe
 from tformer.support.errors import InputError
@@ -73,7 +74,7 @@ def test_a_pooling_that_cannot_be_is_one_line(options: dict[str, Any], message: 
     assert message in caught.value.message and "\n" not in caught.value.message
 
 
-@pytest.mark.parametrize(
+@first_is_quick(
     ("flags", "how"),
     [
         (("--arch", "bert", "--preset", "classify", "--pooling", "max"), "max"),

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 import tformer
+from tests.quick import first_is_quick
 from tformer.checkpoint.resolve import resolve_checkpoint
 
 Cli = Callable[..., Any]
@@ -112,7 +113,7 @@ def test_a_resumed_training_is_the_uninterrupted_one_to_the_bit(cli: Cli) -> Non
     assert metrics("whole", "valid")[-1] == metrics("parts", "valid")[-1]
 
 
-@pytest.mark.parametrize("more", [
+@first_is_quick("more", [
     ("--grad-accum", 2, "--batch-size", 4), ("--set", "data.pad_to=max"), ("--set", "data.padding=random"),
 ])  # fmt: skip
 def test_neither_padding_nor_accumulation_changes_the_training(more: tuple[object, ...], cli: Cli) -> None:
@@ -134,7 +135,7 @@ def test_several_processes_train_the_adapters_of_one(cli: Cli) -> None:
     assert valid["margin"] == pytest.approx(other["margin"], abs=1e-4)
 
 
-@pytest.mark.parametrize("more", [
+@first_is_quick("more", [
     ("--lora-weights", "int8"), ("--set", "lora.dora=true"), ("--set", "training.ema_decay=0.9"),
     ("--set", "objectives.0.loss=ipo"), ("--set", "objectives.0.label_smoothing=0.1"),
 ])  # fmt: skip

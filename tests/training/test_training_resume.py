@@ -13,6 +13,7 @@ import torch
 import yaml
 
 from tests.conftest import TINY_RECIPE
+from tests.quick import first_is_quick
 from tests.training import stopping
 from tests.training.pair_makers import records, weights_of
 from tests.training.small_steps import FIRST_WORD, LAST_WORD, Stepper, small_recipe
@@ -93,10 +94,12 @@ QUICK = ("modern", "several sources, plateau", "sampled subwords")
 """`modern` has NorMuon, averages, bf16 and accumulation together; the slow tests take each alone."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
 )
 def test_interrupted_and_resumed_equals_uninterrupted(name: str, tmp_path: Path, text_file: Path) -> None:
+    """Its quick twin is `test_a_run_that_is_cut_and_resumed_equals_one_that_was_not`."""
     recipe = write_recipe(tmp_path, text_file, VARIANTS[name])
     polls = train(recipe, tmp_path / "whole").count
     expected = records(tmp_path / "whole"), weights_of(tmp_path / "whole")
@@ -262,7 +265,7 @@ RESUMED: dict[str, dict[str, Any]] = {
 QUICK_RESUMED = ("learned layerdrop, muon", "layerdrop, accumulation", "everything")
 
 
-@pytest.mark.parametrize(
+@first_is_quick(
     "name", [name if name in QUICK_RESUMED else pytest.param(name, marks=pytest.mark.slow) for name in RESUMED]
 )
 def test_a_run_that_is_cut_and_resumed_equals_one_that_was_not(name: str, tmp_path: Path, text_file: Path) -> None:

@@ -167,9 +167,11 @@ def test_every_command_reads_a_checkpoint_in_parts_as_one_in_single_files(runs: 
         assert own == others, name
 
 
+@pytest.mark.slow
 def test_the_same_number_of_processes_resumes_to_the_bit_and_reads_its_own_rows_only(
     runs: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its quick twin is `test_each_process_writes_a_part_where_all_have_the_weights`."""
     shutil.copytree("two", "run")
     shutil.rmtree(latest("run"))  # back to step 4
 
@@ -185,6 +187,7 @@ def test_the_same_number_of_processes_resumes_to_the_bit_and_reads_its_own_rows_
         assert path.read_bytes() == (latest("run") / path.name).read_bytes(), path.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("background", "rank"),
     [
@@ -197,6 +200,9 @@ def test_the_same_number_of_processes_resumes_to_the_bit_and_reads_its_own_rows_
 def test_a_disk_that_is_full_for_one_process_ends_all_with_3_and_leaves_no_half_checkpoint(
     train: Cli, monkeypatch: pytest.MonkeyPatch, rank: int, background: str
 ) -> None:
+    """Its quick twin is
+    `checkpoint/test_checkpoint_faults.py::test_full_disk_names_bytes_and_path_and_leaves_everything`.
+    """
     write = parts.write_files
 
     def full(folder: Path, *arguments: Any, **named: Any) -> Iterator[FileRecord]:
@@ -247,7 +253,9 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_before(
     assert not [path for path in Path("run").rglob("*") if path.name.startswith((".tmp-", ".old-"))]
 
 
+@pytest.mark.slow
 def test_training_goes_on_while_another_process_still_writes(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its quick twin is `test_each_process_writes_a_part_where_all_have_the_weights`."""
     write, step, marker = parts.write_files, Trainer.train_step, Path("stepped").absolute()
 
     def waits(folder: Path, *arguments: Any, **named: Any) -> Iterator[FileRecord]:

@@ -68,9 +68,11 @@ def test_a_table_that_layers_share_is_refused(train: Cli) -> None:
     assert "--parallel ddp" in refused.err
 
 
+@pytest.mark.slow
 def test_sharded_models_translate_and_write_samples_as_in_one_process(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its quick twin is `test_sharded_weights_make_the_run_and_the_files_of_one_process`."""
     monkeypatch.chdir(tmp_path)
     texts = english(60)
     Path("pairs.en").write_text("\n".join(texts) + "\n")
@@ -88,9 +90,11 @@ def test_sharded_models_translate_and_write_samples_as_in_one_process(
         assert found["bleu"] == pytest.approx(expected["bleu"]) and found["is_best"] == expected["is_best"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_validation_of_sharded_models_is_repeated_on_resume(
     train: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its quick twin is `test_sharded_weights_make_the_run_and_the_files_of_one_process`."""
     assert train("--out", "whole").code == 0
     with monkeypatch.context() as patch:
         during_validation(patch, 6, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -118,7 +122,9 @@ def interrupted(train: Cli, monkeypatch: pytest.MonkeyPatch, step: int, *words: 
         assert train("--out", "run", *words).code == 143
 
 
+@pytest.mark.slow
 def test_sharded_models_start_from_the_weights_of_another_run(cli: Cli, tmp_path: Path) -> None:
+    """Its quick twin is `test_sharded_weights_make_the_run_and_the_files_of_one_process`."""
     rows = tmp_path / "rows.tsv"
     rows.write_text("text\tlabel\n" + "".join(f"{text}\t{number % 5 + 0.5}\n"
                                               for number, (_, text) in enumerate(sentences(80, 6))))  # fmt: skip
@@ -213,8 +219,12 @@ def test_electra_is_validated_and_saved_with_its_generator_when_sharded(cli: Cli
     assert_same_state(str(tmp_path / "two"), str(tmp_path / "one"), "generator", "optimizer")
 
 
+@pytest.mark.slow
 def test_a_training_in_bf16_is_that_of_one_process_within_its_rounding(train: Cli) -> None:
-    """Blocks are gathered in bf16, also for validation and samples."""
+    """Blocks are gathered in bf16, also for validation and samples.
+
+    Its quick twin is `test_sharded_weights_make_the_run_and_the_files_of_one_process`.
+    """
     half = ("--precision", "bf16", "--max-steps", 4)
     assert train(*half, "--out", "one").code == 0
     outcome = train(*half, *FSDP, "--devices", 2, "--out", "two")

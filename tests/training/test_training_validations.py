@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import tformer
 from tests.end_to_end.labelled_examples import sentences, write_images, write_table
+from tests.quick import first_is_quick
 from tests.training.pair_makers import metrics, records, weights_of
 from tests.training.small_steps import small_recipe
 from tformer.cli import train as command
@@ -146,7 +147,7 @@ def test_validations_take_less_than_the_training(
 # --- the end: the best checkpoint on all of it -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("flags", [(), ("--lr", "0.5"), ("--set", "training.ema_decay=0.5")], ids=" ".join)
+@first_is_quick("flags", [(), ("--lr", "0.5"), ("--set", "training.ema_decay=0.5")], ids=" ".join)
 def test_the_best_checkpoint_is_measured_on_all_of_it_at_the_end(
     flags: tuple[str, ...], tiny: Cli, cli: Cli, costly: None
 ) -> None:
@@ -219,7 +220,7 @@ def test_max_minutes_that_end_during_a_validation_do_not_break_it_off(
     assert metrics(Path("run"), "valid")
 
 
-@pytest.mark.parametrize("flags", [(), ("--parallel", "fsdp")], ids=" ".join)
+@first_is_quick("flags", [(), ("--parallel", "fsdp")], ids=" ".join)
 def test_several_processes_measure_what_one_does(flags: tuple[str, ...], tiny: Cli) -> None:
     dropouts = ("model.decoder.dropout=0", "model.decoder.attention_dropout=0", "model.embedding.dropout=0")
     sets = ("training.valid_share=0.5", "training.final_validation=true", *dropouts)
@@ -253,7 +254,7 @@ def test_windows_are_evenly_spread(num_tokens: int, seq_len: int, share: float) 
     assert places[0] == 0 and max(gaps, default=1) - min(gaps, default=1) <= 1
 
 
-@pytest.mark.parametrize("kind", ["labels", "images", "masked", "sentences"])
+@first_is_quick("kind", ["labels", "images", "masked", "sentences"], quick=2)
 def test_every_kind_of_data_is_read_in_part(kind: str, cli: Cli, tmp_path: Path, text_file: Path) -> None:
     words: list[object] = ["--set", "model.d_model=32"]
     if kind == "images":
