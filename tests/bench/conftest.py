@@ -9,7 +9,7 @@ import pytest
 
 from tformer.bench.speed import Entry, SpeedBench
 
-TRAINING = "tformer.bench.workloads.train:Training"
+TRAINING = "tformer.bench.workloads.train:TrainingSteps"
 
 
 @pytest.fixture(params=[True])

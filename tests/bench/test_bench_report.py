@@ -40,7 +40,7 @@ def row(name: str, precision: str, tokens_per_second: float, *, batch_size: int 
         "memory": {"peak_rss_bytes": 2**30},
         "ceilings": CEILINGS,
     }
-    maker = "tformer.bench.workloads.train:Training" if name == "tformer" else ""
+    maker = "tformer.bench.workloads.train:TrainingSteps" if name == "tformer" else ""
     return Row(Entry(name, precision, maker), batch_size, **{**values, **changes})
 
 

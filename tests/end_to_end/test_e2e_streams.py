@@ -17,7 +17,7 @@ import torch
 
 from tests.quick import first_is_quick
 from tformer.training.loop import Trainer
-from tformer.training.reporter import Reporter
+from tformer.training.reporter import RunReporter
 from tformer.training.saving import Checkpoints
 
 TRAIN = [
@@ -117,8 +117,8 @@ def test_a_second_ctrl_c_ends_a_training_at_once_and_the_checkpoint_before_is_in
 @first_is_quick(
     ("owner", "part", "number"),
     [
-        (Reporter, "_measure", signal.SIGINT),
-        (Reporter, "_sample", signal.SIGINT),
+        (RunReporter, "_measure", signal.SIGINT),
+        (RunReporter, "_sample", signal.SIGINT),
         (Checkpoints, "save", signal.SIGINT),
         (torch, "compile", signal.SIGINT),
         (Checkpoints, "save", signal.SIGHUP),

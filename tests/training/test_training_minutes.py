@@ -24,7 +24,7 @@ from tformer.support.formatting import in_words
 from tformer.training import clock, plan, reporter, request, session
 from tformer.training.loop import Trainer
 from tformer.training.options import TrainOptions
-from tformer.training.reporter import Reporter
+from tformer.training.reporter import RunReporter
 from tformer.workers.work import Work
 
 Cli = Callable[..., Any]
@@ -35,13 +35,13 @@ PIECES = ("--set", "tokenizer.train.model=byte-bpe")
 @pytest.fixture(autouse=True)
 def time_counts_from_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine takes longer to prepare a training than these take in all."""
-    make = Reporter._clock
+    make = RunReporter._clock
 
-    def make_now(self: Reporter) -> Any:
+    def make_now(self: RunReporter) -> Any:
         self.began = time.monotonic()
         return make(self)
 
-    monkeypatch.setattr(Reporter, "_clock", make_now)
+    monkeypatch.setattr(RunReporter, "_clock", make_now)
     monkeypatch.setattr(train, "STARTED", time.monotonic())
 
 
@@ -90,16 +90,16 @@ def test_a_run_of_the_recipe_that_it_wrote_repeats_it_to_the_bit_without_a_clock
 def test_a_run_that_is_broken_off_in_its_decay_goes_on_along_the_same_line(
     start: Callable[..., Path], cli: Cli, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, decide = tmp_path / "run", Reporter.decide
+    run, decide = tmp_path / "run", RunReporter.decide
 
-    def decide_and_break_off(self: Reporter, step: int) -> Any:
+    def decide_and_break_off(self: RunReporter, step: int) -> Any:
         decide(self, step)
         assert self.trainer.clock is not None
         if self.trainer.clock.points:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Reporter, "decide", decide_and_break_off)
+        patch.setattr(RunReporter, "decide", decide_and_break_off)
         with pytest.raises((KeyboardInterrupt, AssertionError)):
             start("run")
     line = recipe_of(run).schedule.points
@@ -278,14 +278,14 @@ def test_data_that_take_most_of_the_time_end_the_command(
 def test_a_validation_that_outlasts_the_time_is_broken_off_and_repeated_by_resume(
     start: Callable[..., Path], cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never_ends(self: Reporter, work: Work, share: float | None = None) -> dict[str, Any]:
+    def never_ends(self: RunReporter, work: Work, share: float | None = None) -> dict[str, Any]:
         while not work.should_stop():
             time.sleep(0.01)
         return {"loss": 0.0}
 
     monkeypatch.setattr(clock, "LATE_SECONDS", 0.2)
     with monkeypatch.context() as patch:
-        patch.setattr(Reporter, "_validate", never_ends)
+        patch.setattr(RunReporter, "_validate", never_ends)
         run = start("run")
     assert metrics(run, "valid") == [] and (run / "checkpoints" / "latest").exists()
     assert cli("train", "--resume", "--out", run, "--max-steps", metrics(run, "train")[-1]["step"] + 1).code == 0

@@ -25,7 +25,7 @@ from tests.training.test_training_devices import (
     train,
 )
 from tformer.checkpoint import parts
-from tformer.training.reporter import Reporter
+from tformer.training.reporter import RunReporter
 
 __all__ = ["_all_processes_end", "train"]  # fixtures
 
@@ -106,14 +106,14 @@ def test_an_interrupted_validation_of_sharded_models_is_repeated_on_resume(
 
 def during_validation(patch: pytest.MonkeyPatch, step: int, act: Callable[[], Any]) -> None:
     """Act in the first process when it begins to validate at this step."""
-    measure = Reporter._measure
+    measure = RunReporter._measure
 
-    def disturbed(self: Reporter) -> Any:
+    def disturbed(self: RunReporter) -> Any:
         if self.trainer.state.step == step:
             act()
         return measure(self)
 
-    patch.setattr(Reporter, "_measure", disturbed)
+    patch.setattr(RunReporter, "_measure", disturbed)
 
 
 def interrupted(train: Cli, monkeypatch: pytest.MonkeyPatch, step: int, *words: object) -> None:

@@ -29,7 +29,7 @@ from tformer.tasks import pairs
 from tformer.training import clock, reporter, validations
 from tformer.training.clock import Pace
 from tformer.training.loop import score
-from tformer.training.reporter import Reporter
+from tformer.training.reporter import RunReporter
 from tformer.training.validations import _share
 
 Cli = Callable[..., Any]
@@ -189,14 +189,14 @@ def test_the_time_and_options_forbid_it(flags: tuple[str, ...], tiny: Cli, costl
 def test_a_run_that_was_out_of_time_measures_it_once_when_it_is_resumed(
     tiny: Cli, cli: Cli, costly: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure, again = Reporter.measure_best, ("train", "--resume", "--out", "run")
+    measure, again = RunReporter.measure_best, ("train", "--resume", "--out", "run")
 
-    def too_late(found: Reporter, *parts: Any) -> None:
+    def too_late(found: RunReporter, *parts: Any) -> None:
         found.deadline = 0.0
         measure(found, *parts)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Reporter, "measure_best", too_late)
+        patch.setattr(RunReporter, "measure_best", too_late)
         said = succeed(tiny("--out", "run"))
     assert "out of time for all held-out data; continue with: tformer train --resume" in said
     assert not metrics(Path("run"), "final")
@@ -209,13 +209,13 @@ def test_a_run_that_was_out_of_time_measures_it_once_when_it_is_resumed(
 def test_max_minutes_that_end_during_a_validation_do_not_break_it_off(
     tiny: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    validate = Reporter._validate
+    validate = RunReporter._validate
 
-    def too_late(found: Reporter, *parts: Any) -> dict[str, Any]:
+    def too_late(found: RunReporter, *parts: Any) -> dict[str, Any]:
         found.deadline = 0.0
         return validate(found, *parts)
 
-    monkeypatch.setattr(Reporter, "_validate", too_late)
+    monkeypatch.setattr(RunReporter, "_validate", too_late)
     succeed(tiny("--out", "run", "--max-minutes", "60"))
     assert metrics(Path("run"), "valid")
 

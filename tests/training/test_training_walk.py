@@ -6,8 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-FUNCTIONS, FILES = 673, 108
-"""What `python -m tests.walk train` counts; a change that needs more has a reason, or a shorter way."""
+FUNCTIONS, FILES = 676, 110
+"""What `python -m tests.walk train` counts, and the few more that a slow start calls. A change that needs more has a
+reason, or a shorter way."""
 
 
 def test_the_way_from_the_command_to_the_loss_does_not_grow() -> None:

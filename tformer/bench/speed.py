@@ -18,7 +18,7 @@ from tformer.bench.processes import race, run_isolated
 from tformer.bench.worker import named
 from tformer.bench.workloads import OURS, Contender, Task, Workload
 from tformer.bench.workloads.decoding import Generation, Translation
-from tformer.bench.workloads.train import Training
+from tformer.bench.workloads.train import TrainingSteps
 from tformer.build import count_parameters
 from tformer.decoding.inference import require_quantize
 from tformer.interop.opening import open_checkpoint
@@ -29,7 +29,7 @@ from tformer.support.errors import InputError
 from tformer.support.options import flag_of
 
 WORKS: dict[str, type[Workload]] = {
-    "train": Training,
+    "train": TrainingSteps,
     "generate": Generation,
     "translate": Translation,
 }

@@ -9,7 +9,7 @@
 
     session.make_trainer          models with the weights of `weights.sources_of`, objective, batches, optimizer
     session.open_run              the run directory: the first thing that is written
-    loop.Trainer.run              the steps; it reports to `reporter.Reporter`: log, validate, sample, save
+    loop.Trainer.run              the steps; it reports to `reporter.RunReporter`: log, validate, sample, save
     session.summary               what `--json` prints
 
 A step is `loop.Trainer.train_step`: a global batch in micro-batches, the objective's loss of each, backward, optimizer.

@@ -32,7 +32,7 @@ from tformer.training.clock import NEVER
 from tformer.training.loop import Trainer
 from tformer.training.prepare import freeze, measure_peak, prepare
 from tformer.training.request import recipe_of_leader
-from tformer.training.training import Sizes, Training
+from tformer.training.training import SizeChoice, Training
 from tformer.workers.work import Work
 from tformer.workers.worker import Worker
 
@@ -122,7 +122,7 @@ def plan(training: Training, *, began: float, work: Work, worker: Worker) -> Tra
         assert recipe.training.precision != "auto"
         precision = Precision(recipe.training.precision, precision.reason)
     return replace(
-        chosen, recipe=recipe, precision=precision, planned_steps=steps, alternatives=tuple(found), sizes=Sizes()
+        chosen, recipe=recipe, precision=precision, planned_steps=steps, alternatives=tuple(found), sizes=SizeChoice()
     )
 
 

@@ -44,7 +44,7 @@ RATE_DIGITS = 6
 """Digits of learned LayerDrop rates in log lines; enough that they still average to the configured rate."""
 
 
-class Reporter(Events):
+class RunReporter(Events):
     """Terminal, metrics.jsonl, loggers and checkpoints of one training.
 
     began: `time.monotonic()` when the command started.

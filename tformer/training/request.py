@@ -33,7 +33,7 @@ from tformer.training.teacher import (
     uses_teacher_tokenizer,
     with_teacher_vocabulary,
 )
-from tformer.training.training import Sizes, Training
+from tformer.training.training import SizeChoice, Training
 from tformer.workers.worker import Worker
 
 LENGTH_KEYS: dict[str, Callable[[float], float]] = {"training.max_steps": round, "training.max_epochs": float}
@@ -312,7 +312,7 @@ def _new(options: TrainOptions) -> Training:
     return Training(
         recipe=sizes[0],
         notes=tuple(resolved.notes),
-        sizes=Sizes(
+        sizes=SizeChoice(
             tuple(sizes),
             ladder.tokens_per_parameter,
             ladder.dropout if resolved.is_free(*(f"model.{side}.dropout" for side in STACKS)) else None,

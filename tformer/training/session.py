@@ -36,7 +36,7 @@ from tformer.training.options import TrainOptions
 from tformer.training.parallel import parallel_of
 from tformer.training.plan import plan
 from tformer.training.prepare import check_target, describe, prepare
-from tformer.training.reporter import Reporter
+from tformer.training.reporter import RunReporter
 from tformer.training.request import find_training, locked_run
 from tformer.training.saving import Checkpoints
 from tformer.training.state import TrainerState
@@ -104,7 +104,7 @@ def run_training(
                     checkpoints.restore(training.resumed)
                 directory = open_run(training, trainer, worker, bytes_needed=2 * checkpoints.bytes_needed())
             with directory:
-                reporter = Reporter(
+                reporter = RunReporter(
                     training,
                     trainer,
                     directory,
@@ -275,7 +275,7 @@ def _write_run(training: Training, trainer: Trainer, worker: Worker, bytes_neede
     return run
 
 
-def train(reporter: Reporter, *, stop_at_step: int | None = None) -> dict[str, Any]:
+def train(reporter: RunReporter, *, stop_at_step: int | None = None) -> dict[str, Any]:
     """Run the trainer to its end, or to `stop_at_step`; the summary. Raises Interrupted after a checkpoint."""
     trainer, training, worker = reporter.trainer, reporter.training, reporter.worker
     state, saver = trainer.state, reporter.checkpoints.saver
@@ -309,7 +309,7 @@ def train(reporter: Reporter, *, stop_at_step: int | None = None) -> dict[str, A
     return summary(reporter, first_step)
 
 
-def summary(reporter: Reporter, first_step: int) -> dict[str, Any]:
+def summary(reporter: RunReporter, first_step: int) -> dict[str, Any]:
     """What `--json` prints of a training that has ended, in the leader, which also says why it ended.
 
     first_step: at which this command began. Raises Interrupted if the training was.

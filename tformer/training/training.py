@@ -23,7 +23,7 @@ LATER: Any = None
 
 
 @dataclass(frozen=True)
-class Sizes:
+class SizeChoice:
     """The recipes among which a training by time chooses, from the smallest to the largest; those of one run are alike.
 
     tokens_per_parameter, dropout: the same as in `Ladder`; 0 for a training in one size, None where the user set it.
@@ -63,7 +63,7 @@ class Training(TrainingStart):
     may_exist: bool = False
     run: RunDirectory | None = None
     given_labels: tuple[str, ...] = ()
-    sizes: Sizes = Sizes()
+    sizes: SizeChoice = SizeChoice()
     new_time: bool = False
 
     data: TrainingData = LATER

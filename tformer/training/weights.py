@@ -38,7 +38,7 @@ class Target:
 
 
 @dataclass
-class Source:
+class WeightSource:
     """Where weights come from. note: lines for the user, once it is loaded."""
 
     training: Training
@@ -48,7 +48,7 @@ class Source:
         raise NotImplementedError
 
 
-class ResumedRun(Source):
+class ResumedRun(WeightSource):
     """All weights of the run that is continued; with adapters also their base, which it does not store."""
 
     def load(self, target: Target) -> None:
@@ -64,7 +64,7 @@ class ResumedRun(Source):
         target.new_heads = []
 
 
-class Body(Source):
+class Body(WeightSource):
     """The body of a checkpoint, and of its heads and its generator what fits the recipe."""
 
     def load(self, target: Target) -> None:
@@ -86,7 +86,7 @@ class Body(Source):
         self.note += (f"kept head: {kept}",) if kept else ()
 
 
-class Adapters(Source):
+class Adapters(WeightSource):
     """Adapters, which are drawn with the model and change nothing at first."""
 
     def load(self, target: Target) -> None:
@@ -94,14 +94,14 @@ class Adapters(Source):
         self.note = (describe_adapters(target.models.main, self.training.recipe.lora),)
 
 
-class TokenVectors(Source):
+class TokenVectors(WeightSource):
     """Vectors of tokens from files, as the tables of embeddings."""
 
     def load(self, target: Target) -> None:
         write_embeddings(self.training.vectors, target.models.main, shards=target.shards)
 
 
-class MeanScore(Source):
+class MeanScore(WeightSource):
     """The mean of the training scores, as the bias of a new head."""
 
     def load(self, target: Target) -> None:
@@ -111,7 +111,7 @@ class MeanScore(Source):
             torch.nn.init.constant_(target.models.main.get_parameter(f"heads.{head}.project.bias"), mean)
 
 
-def sources_of(training: Training) -> list[Source]:
+def sources_of(training: Training) -> list[WeightSource]:
     """The sources of a training's weights, in the order in which they are loaded."""
     used = {
         ResumedRun: training.resumed is not None,

@@ -112,7 +112,7 @@ def measured_recipe(task: Task) -> Recipe:
     return task.recipe.model_copy(update={"training": task.recipe.training.model_copy(update=pauses | left_out)})
 
 
-class Training(Workload):
+class TrainingSteps(Workload):
     """The recipe's training, without data, validation and saving."""
 
     step, batch_sizes = "optimizer step", (16,)
