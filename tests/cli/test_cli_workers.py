@@ -436,6 +436,18 @@ def test_killed_workers_start_again_with_the_run_that_they_began(
     assert "rank 1: this process was killed by signal 9 (SIGKILL): the processes start again" in capfd.readouterr().err
 
 
+def test_what_fails_after_a_signal_does_not_start_again(tmp_path: Path) -> None:
+    def work(worker: Worker) -> None:
+        put(tmp_path, worker, f"{len(written(tmp_path))}")
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(0.5)
+        raise KeyError("x")
+
+    with StopFlag() as stop, failing("internal error: KeyError: 'x'", 1):
+        run_in_workers(lambda _: Job(work, []), devices="2", device="cpu", max_restarts=2, stop=stop)
+    assert set(written(tmp_path)) <= {"0", "1"}
+
+
 def test_restarts_are_counted_and_mistakes_are_not_repeated(tmp_path: Path) -> None:
     def count(error: Exception) -> Work:
         def work(worker: Worker) -> None:

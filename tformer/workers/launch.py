@@ -106,7 +106,7 @@ def launch(
             return
         if failure.code > 128 and failure.hint is None and begun is not None:
             failure = replace(failure, hint=how_to_continue(begun))
-        if attempt == max_restarts or failure.code not in RESTARTED:
+        if attempt == max_restarts or failure.code not in RESTARTED or failure.signal is not None:
             raise failure.error()
         note(f"{failure.error().message}: the processes start again, {attempt + 1} of {max_restarts} times")
 
@@ -235,7 +235,7 @@ def _interruption(reports: Path, count: int, number: signal.Signals) -> Failure:
     unknown = Failure(0, "interrupted", None, 128 + number)
     first = min(reported, key=lambda each: (each.code <= 128, each.rank), default=unknown)
     if first.code <= 128:
-        return first
+        return replace(first, signal=number)
     message = first.message
     if silent := sorted(set(range(count)) - {each.rank for each in reported}):
         message += f": no answer from rank {' and '.join(map(str, silent))}"
