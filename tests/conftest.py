@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
+from hypothesis.errors import UnsatisfiedAssumption
 
 from tformer.kernels.library import find_compiler
 from tformer.recipe import sizes
@@ -35,6 +38,7 @@ os.fsync = lambda descriptor: None
 settings.register_profile("quick", max_examples=30, deadline=None)
 settings.register_profile("thorough", max_examples=300, deadline=None)
 settings.load_profile("quick")
+PROPERTY_SECONDS = 15.0  # of processor time; where a test takes longer, its other examples are not tried
 
 TINY_RECIPE = """\
 arch: gpt
@@ -71,6 +75,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("property")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Bound the time of a test that hypothesis drives."""
+    handle = getattr(getattr(item, "obj", None), "hypothesis", None)
+    if handle is not None:
+        original = getattr(handle.inner_test, "unbounded", handle.inner_test)
+        handle.inner_test = within_seconds(original, PROPERTY_SECONDS)
+
+
+def within_seconds(test: Callable[..., None], seconds: float) -> Callable[..., None]:
+    """A test that passes at once after this processor time, unless an example has failed: that one is made smaller."""
+    end, has_failed = time.process_time() + seconds, False
+
+    @functools.wraps(test)
+    def bounded(*arguments: Any, **keywords: Any) -> None:
+        nonlocal has_failed
+        if has_failed or time.process_time() < end:
+            try:
+                test(*arguments, **keywords)
+            except UnsatisfiedAssumption:
+                raise
+            except Exception:
+                has_failed = True
+                raise
+
+    bounded.unbounded = test  # type: ignore[attr-defined]
+    return bounded
 
 
 @dataclass

@@ -20,7 +20,7 @@ import safetensors.torch
 from tests.checkpoint import mutations
 from tests.checkpoint.attack import BROKEN, FLAGGED, REFUSED, SILENT, Subject, Verdict, judge, run_command
 
-QUICK, WHOLE = 2, int(os.environ.get("TFORMER_MUTATIONS", "24"))
+QUICK, WHOLE = 2, int(os.environ.get("TFORMER_MUTATIONS", "12"))
 LOADS = ("generate", "evaluate", "export")
 
 FILES: dict[tuple[str, str], tuple[str, ...]] = {  # (subject, file): the commands that read it, the closest first

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or shutil.which(os.environ.get("CC", "cc").split()[0]) is None,
     reason="the shim needs Linux and a C compiler",
 )
-QUICK_CASES, SLOW_CASES = 4, 20  # of a command
+QUICK_CASES, SLOW_CASES = 2, 10  # of a command
 QUICK = [scenario for scenario in SCENARIOS if scenario.quick]
 
 

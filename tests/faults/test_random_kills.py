@@ -1,7 +1,7 @@
 """Every command that writes is killed (SIGKILL) at random moments and then run again: nothing is lost, nothing differs.
 
 The moments are drawn uniformly over the processor time of an undisturbed run. `TFORMER_KILLS=300 pytest -m slow
-tests/faults/test_random_kills.py` sets the number of kills (40 by default), `TFORMER_KILLS_SEED` their seed (0).
+tests/faults/test_random_kills.py` sets the number of kills (20 by default), `TFORMER_KILLS_SEED` their seed (0).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.end_to_end.labelled_examples import documents, sentences, write_image
 from tests.faults.killing import Case, Place
 from tests.training.pair_makers import RECIPE, english, german
 
-KILLS = int(os.environ.get("TFORMER_KILLS", "40"))
+KILLS = int(os.environ.get("TFORMER_KILLS", "20"))
 SEED = int(os.environ.get("TFORMER_KILLS_SEED", "0"))
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc")]
 
