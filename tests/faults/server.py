@@ -50,7 +50,7 @@ def import_everything() -> None:
     import tformer
 
     for module in pkgutil.walk_packages(tformer.__path__, "tformer."):
-        if ".peers" not in module.name and not module.name.endswith(("__main__", "harness_model")):
+        if not module.name.endswith(("__main__", "harness_model")):
             importlib.import_module(module.name)
     for name in ("matplotlib.figure", "matplotlib.backends.backend_svg", "matplotlib.backends.backend_agg"):
         importlib.import_module(name)

@@ -353,8 +353,8 @@ class EvaluationOptions(DataOptions):
             return
         if not self.task_names:
             raise InputError("--tasks is empty", hint="name tasks of lm_eval or YAML files: --tasks NAME,FILE")
-        for name in ("data", "source", "score", "by", "plot", "devices"):
-            if getattr(self, name):
+        for name in ("data", "source", "score", "by", "plot", "devices", "quantize"):
+            if getattr(self, name) != getattr(type(self), name):
                 raise InputError(f"--tasks and {flag_of(name)} exclude each other")
 
 

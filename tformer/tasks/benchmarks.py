@@ -1,7 +1,7 @@
 """Tasks of lm-evaluation-harness (the package lm_eval), run with causal language models (`tformer evaluate --tasks`).
 
 lm_eval knows the tasks by name and reads others from YAML files; it loads their data, builds the prompts, and computes
-the metrics from log-probabilities and texts of the model (`tformer.evaluation.harness_model`).
+the metrics from log-probabilities and texts of the model's export (`tformer.evaluation.harness_model`).
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import logging
 import random
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, redirect_stdout
-from functools import partialmethod
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
+from torch.nn.modules import module
 
 from tformer.evaluation.options import EvaluationOptions
 from tformer.loading import Loaded
@@ -48,7 +48,7 @@ class Benchmarks(Text):
             raise InputError(
                 "--tasks needs lm_eval, which is not installed", hint="pip install 'tformer[lm-eval]'"
             ) from None
-        with _clear_errors(options.task_names, ours.__file__), _quiet():
+        with _clear_errors(options.task_names, {ours.__file__, module.__file__}), _quiet():
             tasks = _load(options, work)
             model = ours.HarnessModel(loaded, batch_size=options.batch_size, work=work)
             results = lm_eval.evaluator.evaluate(
@@ -110,17 +110,17 @@ def _load(options: EvaluationOptions, work: Work) -> dict[str, Any]:
 
 
 @contextmanager
-def _clear_errors(names: Sequence[str], model: str) -> Iterator[None]:
+def _clear_errors(names: Sequence[str], of_model: Set[str]) -> Iterator[None]:
     """Context manager that raises errors of lm_eval and of a task's code and data as InputError.
 
-    model: the file of the model, which lm_eval calls; errors that come from there stay as they are.
+    of_model: files through which lm_eval calls the model; errors that come from there stay as they are.
     """
     try:
         yield
     except TformerError:
         raise
     except Exception as error:
-        if model in {frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)}:
+        if of_model & {frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)}:
             raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         if isinstance(error, StopIteration):
@@ -130,20 +130,30 @@ def _clear_errors(names: Sequence[str], model: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Context manager without progress bars and warnings of lm_eval and datasets; their prints go to standard error."""
+    """Context manager without warnings of lm_eval and bars of datasets; lm_eval's bars show on a terminal only.
+
+    Prints go to standard error.
+    """
     import datasets
     from tqdm import tqdm
 
-    logger, shows_bars = logging.getLogger("lm_eval"), not datasets.are_progress_bars_disabled()
-    level = logger.level
+    loggers = [logging.getLogger(name) for name in ("lm_eval", "transformers")]
+    levels, shows_bars = [logger.level for logger in loggers], not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
-    logger.setLevel(logging.ERROR)
-    silent = mock.patch.object(tqdm, "__init__", partialmethod(tqdm.__init__, disable=True))
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    start = tqdm.__init__
+
+    def on_a_terminal(self: Any, *args: Any, **options: Any) -> None:
+        start(self, *args, **{**options, "disable": None})
+
+    silent = mock.patch.object(tqdm, "__init__", on_a_terminal)
     try:
         with silent, redirect_stdout(sys.stderr):
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
         if shows_bars:
             datasets.enable_progress_bars()
 
