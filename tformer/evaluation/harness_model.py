@@ -20,7 +20,7 @@ from tformer.workers.work import QUIET, Work
 BATCH_TOKENS = 4096
 
 
-class HarnessModel(HFLM):  # type: ignore[misc]
+class HarnessModel(HFLM):
     """lm_eval's model of transformers, on the model's device and in its number format.
 
     Args:
