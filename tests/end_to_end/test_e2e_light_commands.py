@@ -115,8 +115,9 @@ def test_a_huge_number_is_refused_in_one_line(
 def test_every_number_of_every_command_is_used_or_refused(
     line: str, cli: Cli, words_of: Callable[[str], list[str]]
 ) -> None:
-    for flag in NUMBERS[line].split():
-        for value in VALUES:
+    """A third of the values for each option in turn: which texts are numbers does not depend on the option."""
+    for number, flag in enumerate(NUMBERS[line].split()):
+        for value in VALUES[number % 3 :: 3]:
             if line.startswith("bench") and value in ("1000000",):
                 continue  # a number that may be measured
             told(cli, *words_of(line), f"--{flag}={value}")

@@ -11,6 +11,13 @@ import pytest
 from tests.training.pair_makers import RECIPE, english, german
 
 Cli = Callable[..., Any]
+STEP_SECONDS = 0.01
+
+
+@pytest.fixture(autouse=True)
+def _plans_by_a_given_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan of a training by time is told the seconds of a step; the slow tests of whole trainings time real ones."""
+    monkeypatch.setattr("tformer.training.plan._time_steps", lambda short, longest: STEP_SECONDS)
 
 
 @pytest.fixture

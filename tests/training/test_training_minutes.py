@@ -29,6 +29,7 @@ from tformer.workers.work import Work
 
 Cli = Callable[..., Any]
 MINUTES = 0.05
+TIME_STEPS = plan._time_steps
 PIECES = ("--set", "tokenizer.train.model=byte-bpe")
 
 
@@ -213,6 +214,7 @@ def seconds_of_an_example(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], 
         monkeypatch.setattr(plan, "time", now)
         monkeypatch.setattr(plan, "measured_once", lambda key, measure: measure())
         monkeypatch.setattr(train, "STARTED", time.monotonic())
+        monkeypatch.setattr(plan, "_time_steps", TIME_STEPS)
         monkeypatch.setattr(
             Trainer, "train_step", lambda self: steps.append(seconds * plan._batch(self.recipe.training))
         )
