@@ -13,7 +13,7 @@ import pytest
 from tests.viz.attribution_reports import HOSTILE, random_report
 from tformer.inside.attribution import AttributionReport
 from tformer.loading import Identity
-from tformer.viz.attribution import attribution_lines, plots_of, render
+from tformer.viz.attribution import attribution_lines, plots_of, view_of
 from tformer.viz.picture import render_plots
 from tformer.viz.plots import Heat
 
@@ -78,7 +78,7 @@ def test_a_map_of_several_answers_has_only_the_gap_below_it() -> None:
 
 
 def rendered(report: AttributionReport, format_: str) -> str:
-    found = render(report, format_, model=MODEL, command="tformer attribute", to_file=True)
+    found = view_of(report, MODEL).render(format_, run="RUN", notes=["Model: runs/x."])
     assert isinstance(found, str)
     return found
 
@@ -107,6 +107,6 @@ def test_a_terminal_has_a_table_of_one_answer(sides: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("format_", ["html", "svg", "png"])
 def test_pictures_and_the_page_of_one_answer(format_: str) -> None:
     report = random_report({"decoder": words(3)}, notes=("a note",))
-    found = render(report, format_, model=MODEL, command="tformer attribute", to_file=True)
+    found = view_of(report, MODEL).render(format_, run="RUN", notes=["Model: runs/x."])
     assert format_ != "html" or all(text in str(found) for text in ("a note", "Model: runs/x.", "Text:  word0 word1"))
     assert len(found) > 1000

@@ -17,8 +17,8 @@ import pytest
 from tests.viz.lens_reports import HOSTILE, random_report
 from tests.viz.pages import page_data, script_bytes
 from tformer.support.errors import InputError
-from tformer.viz.lens.page import render
-from tformer.viz.lens.text import as_csv, as_json, as_text, plots_of
+from tformer.viz.lens.page import render, view_of
+from tformer.viz.lens.text import as_text, plots_of
 from tformer.viz.picture import render_plots
 from tformer.viz.plots import Heat
 
@@ -53,19 +53,19 @@ def test_the_page_says_what_it_is_of_and_what_a_lens_cannot_tell() -> None:
 
 def test_json_has_every_number() -> None:
     report = random_report(2, 3, 4)
-    document = json.loads(as_json(report))
+    document = json.loads(view_of(report, "layers").render("json"))
     np.testing.assert_allclose(document["probability"], report.lens.probability, atol=1e-8)
     assert np.array(document["top"]).shape == (3, 4, 10) and document["rows"] == ["input", "0", "1"]
     np.testing.assert_allclose(np.sum(document["parts"]["values"], axis=1), document["parts"]["logits"], atol=1e-5)
-    bare = json.loads(as_json(replace(report, parts=None, without_parts="no sum")))
+    bare = view_of(replace(report, parts=None, without_parts="no sum"), "layers").document()
     assert bare["parts"] == {"reason": "no sum"}
 
 
 def test_csv_has_a_row_for_each_layer_and_position_or_for_each_part() -> None:
     report: Any = random_report(2, 3, 4)
-    rows = list(csv.DictReader(io.StringIO(as_csv(report, "layers"))))
+    rows = list(csv.DictReader(io.StringIO(view_of(report, "layers").render("csv"))))
     assert len(rows) == 3 * 4 and float(rows[5]["probability"]) == pytest.approx(report.lens.probability[1, 1])
-    parts = list(csv.DictReader(io.StringIO(as_csv(report, "parts"))))
+    parts = list(csv.DictReader(io.StringIO(view_of(report, "parts").render("csv"))))
     assert len(parts) == 4 * len(report.parts.parts)
     head = next(row for row in parts if row["part"] == "self_attention")
     assert (head["layer"], head["head"]) == ("0", "0")
@@ -73,12 +73,12 @@ def test_csv_has_a_row_for_each_layer_and_position_or_for_each_part() -> None:
 
 def test_the_terminal_shows_layers_or_the_largest_parts_with_their_sum() -> None:
     report: Any = random_report(4, 4, 4)
-    layers = as_text(report, "layers", [3])
+    layers = as_text(report, "layers")
     assert "position 3" in layers and "position 2" not in layers and "most probable" in layers
     assert len(layers.splitlines()) == 2 + 1 + 1 + 5
-    parts = as_text(report, "parts", [3])
+    parts = as_text(report, "parts")
     assert "other parts" in parts and f"sum {report.parts.values[3].sum():+.3f}" in " ".join(parts.split())
-    held_out = as_text(replace(report, tuned_kl=np.array([[3.0, 2.0, 1.0, 0.5]] * 2)), "layers", [3])
+    held_out = as_text(replace(report, tuned_kl=np.array([[3.0, 2.0, 1.0, 0.5]] * 2)), "layers")
     assert "on held-out text" in held_out and held_out.startswith("Tuned lens of tiny")
 
 
@@ -111,5 +111,5 @@ def test_the_python_names_in_the_guide_are_those_of_a_report() -> None:
 def test_the_divergence_names_its_direction_in_text_and_pictures() -> None:
     report = replace(random_report(2, 2, 4), tuned_kl=np.array([[2.0, 1.0], [1.0, 0.5]]))
     direction = "KL(model's answer ‖ answer after the layer)"
-    assert direction in as_text(report, "layers", [0])
+    assert direction in as_text(report, "layers")
     assert any(plot.title == direction for plot in plots_of(report, "layers"))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tformer.cli.command import examples, takes_options
-from tformer.cli.look_inside import command_line, looking_inside
-from tformer.cli.report import emit_document, show_notes
+from tformer.cli.look_inside import emit_view, looking_inside
+from tformer.cli.report import show_notes
 from tformer.inside.options import ANSWERING_HEADS, AttributeOptions
 
 EPILOG = examples(
@@ -25,10 +25,9 @@ def attribute(options: AttributeOptions) -> None:
     gradients add up to the change from a baseline without the text; the gap that --steps leave is shown.
     """
     with looking_inside(options, "attribute", [options.image], kinds=ANSWERING_HEADS) as (chosen, loaded, work):
-        from tformer.viz.attribution import attribution_lines, render
+        from tformer.viz.attribution import attribution_lines, view_of
         from tformer.workflows.attribution import attribute_inputs
 
         report = attribute_inputs(loaded, options, work)
     show_notes((*report.notes, *attribution_lines(report)), dim=True)
-    model, to_file = loaded.identity, chosen.path is not None
-    emit_document(chosen, render(report, chosen.format, model=model, command=command_line(), to_file=to_file))
+    emit_view(chosen, loaded, view_of(report, loaded.identity))

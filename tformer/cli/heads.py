@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tformer.cli.command import examples, takes_options
-from tformer.cli.look_inside import emit_views, looking_inside
+from tformer.cli.look_inside import emit_view, looking_inside
 from tformer.cli.report import show_notes
 from tformer.inside.options import HeadOptions
 
@@ -32,12 +32,4 @@ def heads(options: HeadOptions) -> None:
 
         reports = score_heads(loaded, options, work)
     show_notes((f"read: {reports[-1].read}", *viz.best_lines(reports[-1])), dim=True)
-    emit_views(
-        chosen,
-        loaded,
-        "Heads of {}, " + (f"step {reports[0].step:,}" if len(reports) == 1 else f"{len(reports)} checkpoints"),
-        lambda: viz.plots_of(reports),
-        json=lambda: viz.as_json(reports, model=loaded.identity),
-        csv=lambda: viz.as_csv(reports),
-        terminal=None if len(reports) > 1 else lambda: viz.as_text(reports[0]),
-    )
+    emit_view(chosen, loaded, viz.view_of(reports, loaded.identity))

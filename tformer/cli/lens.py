@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tformer.cli.command import examples, takes_options
-from tformer.cli.look_inside import command_line, emit_views, looking_inside
+from tformer.cli.look_inside import command_line, emit_view, looking_inside
 from tformer.cli.report import show_notes
 from tformer.inside.options import LENS_HEADS, LensOptions
 from tformer.support.errors import InputError
@@ -29,21 +29,11 @@ def lens(options: LensOptions) -> None:
     """
     reads = (options.image, options.tuned)
     with looking_inside(options, "lens", reads, kinds=LENS_HEADS) as (chosen, loaded, work):
-        from tformer.viz.lens import page, text
+        from tformer.viz.lens.page import view_of
         from tformer.workflows.lens import make_report
 
         report = make_report(loaded, options, work=work, command=command_line())
     show_notes(report.notes, dim=True)
     if options.view == "parts" and report.parts is None:
         raise InputError(f"--view parts: {report.without_parts}")
-    places = range(0 if report.every else len(report.positions) - 1, len(report.positions))
-    emit_views(
-        chosen,
-        loaded,
-        text.heading(report, options.view),
-        lambda: text.plots_of(report, options.view),
-        json=lambda: text.as_json(report),
-        csv=lambda: text.as_csv(report, options.view),
-        terminal=lambda: text.as_text(report, options.view, places),
-        html=lambda **_: page.render(report),
-    )
+    emit_view(chosen, loaded, view_of(report, options.view))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from tformer.support.files import refuse_to_replace
 if TYPE_CHECKING:
     from tformer.loading import Loaded
     from tformer.viz.output import Output
-    from tformer.viz.plots import Plot
+    from tformer.viz.picture import ReportView
     from tformer.workers.work import Work
 
 
@@ -51,33 +51,10 @@ def command_line() -> str:
     return shlex.join(["tformer", *sys.argv[1:]])
 
 
-def emit_views(
-    chosen: Output,
-    loaded: Loaded,
-    title: str,
-    plots: Callable[[], Sequence[Plot]],
-    *,
-    json: Callable[[], str],
-    csv: Callable[[], str],
-    terminal: Callable[[], str] | None = None,
-    html: Callable[..., str] | None = None,
-    subtitle: str = "",
-) -> None:
-    """Write a report in the chosen format: as its own text there, else as its plots.
-
-    Args:
-        title: with {} for the name of the run.
-        html: called with `title` and the `notes` that stand below a page. subtitle: of a page of plots.
-    """
+def emit_view(chosen: Output, loaded: Loaded, view: ReportView) -> None:
+    """Write a report in the chosen format."""
     from tformer.viz.attention.scene import run_name
-    from tformer.viz.picture import render_plots
 
     notes = (f"Model: {loaded.path}.", f"Command: {command_line()}")
-    whole: Any = {"title": title.replace("{}", run_name(loaded.path)), "notes": notes}
-    if chosen.format == "html" and html is not None:
-        return emit_document(chosen, html(**whole))
-    own = {"json": json, "csv": csv, "terminal": terminal}.get(chosen.format)
     to_file = chosen.path is not None
-    emit_document(
-        chosen, own() if own else render_plots(plots(), chosen.format, to_file=to_file, subtitle=subtitle, **whole)
-    )
+    emit_document(chosen, view.render(chosen.format, run=run_name(loaded.path), notes=notes, to_file=to_file))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tformer.cli.command import examples, takes_options
-from tformer.cli.look_inside import emit_views, looking_inside
+from tformer.cli.look_inside import emit_view, looking_inside
 from tformer.cli.report import show_notes
 from tformer.inside.options import PatchOptions
 from tformer.support.formatting import fitted
@@ -37,24 +37,9 @@ def patch(options: PatchOptions) -> None:
             report = patch_prompts(loaded, options, work)
             show_notes(viz.patch_lines(report), dim=True)
             clean, corrupted = (fitted(str(each.image or each.text), SHOWN) for each in options.prompts)
-            emit_views(
-                chosen,
-                loaded,
-                ("Noising" if report.noising else "Denoising") + " of {}",
-                lambda: viz.patch_plots(report),
-                json=lambda: viz.patch_json(report, model=loaded.identity),
-                csv=lambda: viz.patch_csv(report),
-                subtitle=f"clean: {clean} · corrupted: {corrupted} · {viz.metric_words(report)}",
-            )
+            about = f"clean: {clean} · corrupted: {corrupted} · {viz.metric_words(report)}"
+            emit_view(chosen, loaded, viz.patch_view(report, loaded.identity, about))
         else:
             found = ablate(loaded, options, work)
             show_notes([f"measured on {found.data}"], dim=True)
-            emit_views(
-                chosen,
-                loaded,
-                "What each part of {} is worth",
-                lambda: viz.ablation_plots(found),
-                json=lambda: viz.ablation_json(found, model=loaded.identity),
-                csv=lambda: viz.ablation_csv(found),
-                terminal=lambda: viz.ablation_text(found),
-            )
+            emit_view(chosen, loaded, viz.ablation_view(found, loaded.identity))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from tformer.cli.command import examples, takes_options
-from tformer.cli.look_inside import emit_views, looking_inside
+from tformer.cli.look_inside import emit_view, looking_inside
 from tformer.cli.report import show_notes
 from tformer.inside.options import EmbeddingOptions
 
@@ -31,14 +29,4 @@ def viz_embeddings(options: EmbeddingOptions) -> None:
 
         report = embedding_report(loaded, options)
         show_notes([viz.described(report)], dim=True)
-        few = len(report.asked) or len(report.shown) <= viz.MOST_NAMED
-        emit_views(
-            chosen,
-            loaded,
-            "Vectors of {}",
-            lambda: viz.plots_of(report),
-            json=lambda: viz.as_json(report, model=loaded.identity),
-            csv=lambda: viz.as_csv(report),
-            terminal=(lambda: viz.as_text(report)) if few else None,
-            html=partial(viz.render, report),
-        )
+        emit_view(chosen, loaded, viz.view_of(report, loaded.identity))

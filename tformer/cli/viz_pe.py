@@ -14,7 +14,6 @@ from tformer.support.errors import InputError
 from tformer.support.options import Panel, PictureFormat, comma_list
 
 if TYPE_CHECKING:
-    from tformer.viz.pe.learned import Table
     from tformer.viz.pe.settings import Settings
 
 WHAT, SIZES, RESULT = Panel("What to show"), Panel("Sizes"), Panel("Result")
@@ -152,7 +151,12 @@ def viz_pe(options: PositionsOptions) -> None:
     elif options.stack is not None or options.layer:
         part = "--stack" if options.stack is not None else "--layer"
         raise InputError(f"{part} names a part of a run: name the run too", hint="--run RUN")
-    content = _content(settings, options.view, table, chosen.format, to_file=chosen.path is not None)
+    with uncollected():
+        from tformer.viz.pe.page import view_of
+
+        command = " ".join(["tformer", *sys.argv[1:]]) if sys.argv[1:2] == ["viz-pe"] else "tformer viz-pe"
+        view = view_of(settings, options.view, table, command=command)
+        content = view.render(chosen.format, to_file=chosen.path is not None)
     emit_document(chosen, content, says=False)
     if chosen.path is not None:
         show_notes([f"note: {table.note}"] if table is not None and not table.trained else [])
@@ -168,20 +172,3 @@ def _numbers(text: str) -> tuple[int, ...]:
 
     wrong = InputError(f"--dims {text}: expected whole numbers with commas between, for example 0,8,16")
     return comma_list(text, read, lambda _: wrong)
-
-
-def _content(settings: Settings, view: str | None, table: Table | None, format_: str, *, to_file: bool) -> str | bytes:
-    if format_ == "html":
-        from tformer.viz.pe.page import explorer
-
-        command = " ".join(["tformer", *sys.argv[1:]]) if sys.argv[1:2] == ["viz-pe"] else "tformer viz-pe"
-        return explorer(settings, view, table, command=command)
-    from tformer.viz.pe.selection import as_json, heading, plots_of
-
-    name, plots = plots_of(settings, view, table)
-    if format_ == "json":
-        return as_json(settings, name, table, plots)
-    with uncollected():
-        from tformer.viz.picture import render_plots
-
-        return render_plots(plots, format_, title=heading(settings, table), to_file=to_file)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tformer.cli.command import examples, takes_options
-from tformer.cli.look_inside import command_line, looking_inside
-from tformer.cli.report import emit_document, show_notes
+from tformer.cli.look_inside import command_line, emit_view, looking_inside
+from tformer.cli.report import show_notes
 from tformer.inside.options import TOKEN_HEADS, TokenOptions
 
 EPILOG = examples(
@@ -30,7 +30,7 @@ def viz_tokens(options: TokenOptions) -> None:
     """
     reads = options.files if options.text is None else ()
     with looking_inside(options, "tokens", reads, kinds=TOKEN_HEADS) as (chosen, loaded, work):
-        from tformer.viz.tokens import render, summary_line
+        from tformer.viz.tokens import summary_line, view_of
         from tformer.workflows.tokens import score_tokens
 
         reports = [score_tokens(loaded, options, work)]
@@ -45,7 +45,4 @@ def viz_tokens(options: TokenOptions) -> None:
             reports.append(score_tokens(other, replace(options, target=target), work))
     for report in reports:
         show_notes((*report.notes, f"read: {report.read}", summary_line(report)), dim=True)
-    to_file = chosen.path is not None
-    emit_document(
-        chosen, render(reports, chosen.format, hardest=options.hardest, command=command_line(), to_file=to_file)
-    )
+    emit_view(chosen, loaded, view_of(reports, hardest=options.hardest, command=command_line()))

@@ -3,7 +3,7 @@
 plots                 plots as values: heat maps, lines, colour maps; as JSON and CSV
 figure                the matplotlib back end: plots, and panels of curves
 terminal              plots as terminal text
-picture               plots as one output in any format
+picture               plots, and reports of numbers and plots (`ReportView`), as one output in any format
 page, assets/         HTML pages: style, state in the URL, heat maps, lines, tables; no network; tensor shapes
                       (`inspect --shapes`)
 output                output format and file

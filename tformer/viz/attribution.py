@@ -12,16 +12,17 @@ import numpy as np
 from tformer.inside.attribution import LARGE_GAP, AttributionReport
 from tformer.inside.options import METHODS
 from tformer.loading import Identity
-from tformer.support.formatting import aligned, csv_text, json_text, plural
+from tformer.support.formatting import aligned, plural
 from tformer.viz.attention.scene import run_name
 from tformer.viz.lens.text import signs
-from tformer.viz.picture import render_plots
+from tformer.viz.picture import ReportView
 from tformer.viz.plots import Heat, Plot, counted_heat, plain
 
 CAUTION = (
     "Attribution is of this input against this baseline. Gradients see small changes, occlusion one token at a time, "
     "rollout only where attention looks: what several methods agree on is worth more."
 )
+TITLE = "What mattered for {}"
 MOST_LINES = 8
 DIGITS = 5  # of numbers in plots
 MOST_LETTERS = 45  # of the numbers in a row of cells
@@ -29,20 +30,24 @@ Axes = tuple[Sequence[Any], Sequence[Any], str, str]
 """Names of rows and columns, labels of both."""
 
 
-def render(report: AttributionReport, format_: str, *, model: Identity, command: str, to_file: bool) -> str | bytes:
-    """The report in one of `output.FORMATS`; in a terminal one answer is a table."""
-    if format_ == "json":
-        return as_json(report, model=model)
-    rows, title = rows_of(report), f"What mattered for {run_name(Path(str(model['name'])))}"
-    if format_ == "csv":
-        return csv_text(rows)
-    if format_ == "terminal" and len(report.targets) == 1 and report.pixels is None:
-        shown = [row[2:3] * (len(report.tokens) > 1) + row[4:] for row in rows]
-        cells = [[signs(each) if isinstance(each, str) else f"{each:+.4f}" for each in row] for row in shown]
-        return "\n".join([title, "", *attribution_lines(report), "", *aligned(cells, right=tuple(METHODS)), ""])
+def view_of(report: AttributionReport, model: Identity) -> ReportView:
+    """The report; in a terminal one answer is a table."""
     texts = (f"{name.capitalize()}: {text}" for name, text in report.texts.items())
-    notes = (CAUTION, *report.notes, f"Model: {model['name']}.", *texts, f"Command: {command}")
-    return render_plots(plots_of(report), format_, title=title, to_file=to_file, notes=notes)
+    return ReportView(
+        TITLE,
+        lambda: _document(report, model),
+        lambda: plots_of(report),
+        lambda: rows_of(report),
+        (lambda **_: _text(report, model)) if len(report.targets) == 1 and report.pixels is None else None,
+        notes=(CAUTION, *report.notes, *texts),
+    )
+
+
+def _text(report: AttributionReport, model: Identity) -> str:
+    rows, title = rows_of(report), TITLE.format(run_name(Path(str(model["name"]))))
+    shown = [row[2:3] * (len(report.tokens) > 1) + row[4:] for row in rows]
+    cells = [[signs(each) if isinstance(each, str) else f"{each:+.4f}" for each in row] for row in shown]
+    return "\n".join([title, "", *attribution_lines(report), "", *aligned(cells, right=tuple(METHODS)), ""])
 
 
 def plots_of(report: AttributionReport) -> list[Plot]:
@@ -130,12 +135,12 @@ def rows_of(report: AttributionReport) -> list[tuple[Any, ...]]:
     return rows
 
 
-def as_json(report: AttributionReport, *, model: Identity) -> str:
-    """One document: the tokens, the answers with their metrics and gaps, scores [answer][token] by method and side."""
+def _document(report: AttributionReport, model: Identity) -> dict[str, Any]:
+    """The tokens, the answers with their metrics and gaps, scores [answer][token] by method and side."""
     facts = {name: getattr(report, name) for name in ("against", "metric", "baseline", "steps", "notes", "tokens")}
     gaps = [None] * len(report.targets) if report.gaps is None else report.gaps.tolist()
     columns = (report.positions, report.targets, report.values.tolist(), report.baseline_values.tolist(), gaps)
     names = ("position", "target", "value", "baseline_value", "gap")
     answers = [dict(zip(names, each, strict=True)) for each in zip(*columns, strict=True)]
     scores = {method: {side: each.tolist() for side, each in found.items()} for method, found in report.scores.items()}
-    return json_text({"model": model, **report.texts, **facts, "answers": answers, "scores": scores})
+    return {"model": model, **report.texts, **facts, "answers": answers, "scores": scores}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tformer.inside.embeddings import EmbeddingReport, nearest
 from tformer.loading import Identity
-from tformer.support.formatting import aligned, csv_text, json_text
+from tformer.support.formatting import aligned
 from tformer.viz.lens.text import signs
 from tformer.viz.page import render_page
+from tformer.viz.picture import ReportView
 from tformer.viz.plots import Line, Lines, Plot
 
 MOST_NAMED = 60  # points of a picture that all have their names beside them
@@ -52,24 +54,37 @@ def point_rows(report: EmbeddingReport) -> Rows:
     return [("name", "id", *components), *((report.names[row], row, *values) for row, values in points)]
 
 
-def as_json(report: EmbeddingReport, *, model: Identity) -> str:
-    """One document: the points that are shown, and the neighbours of the chosen rows."""
+def view_of(report: EmbeddingReport, model: Identity) -> ReportView:
+    """The report; in a terminal few points, or the neighbours of chosen rows, are a table."""
+    few = len(report.asked) or len(report.shown) <= MOST_NAMED
+    return ReportView(
+        "Vectors of {}",
+        lambda: _document(report, model),
+        lambda: plots_of(report),
+        lambda: _table(report),
+        (lambda **_: _text(report)) if few else None,
+        partial(render, report),
+    )
+
+
+def _document(report: EmbeddingReport, model: Identity) -> dict[str, Any]:
+    """The points that are shown, and the neighbours of the chosen rows."""
     points, near = (
         [dict(zip(names, row, strict=True)) for row in rows]
         for names, *rows in (point_rows(report), neighbour_rows(report))
     )
     facts = {"table": report.table, "centred": report.centred, "explained": report.explained.tolist()}
-    return json_text({"model": model, **facts, "nearest": near, "points": points})
+    return {"model": model, **facts, "nearest": near, "points": points}
 
 
-def as_csv(report: EmbeddingReport) -> str:
+def _table(report: EmbeddingReport) -> Rows:
     """The neighbours of the chosen rows; without chosen rows, the points."""
-    return csv_text(neighbour_rows(report) if len(report.asked) else point_rows(report))
+    return neighbour_rows(report) if len(report.asked) else point_rows(report)
 
 
-def as_text(report: EmbeddingReport) -> str:
-    """The table of the CSV file to read."""
-    heading, *rows = neighbour_rows(report) if len(report.asked) else point_rows(report)
+def _text(report: EmbeddingReport) -> str:
+    """The table to read."""
+    heading, *rows = _table(report)
     cells = [[f"{cell:.4f}" if isinstance(cell, float) else signs(str(cell)) for cell in row] for row in rows]
     return "\n".join(aligned([heading, *cells], right=set(heading) - {"name", "nearest"})) + "\n"
 

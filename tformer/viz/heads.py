@@ -10,7 +10,8 @@ import numpy as np
 from tformer.inside.heads import KINDS, MEANINGS, HeadReport, Kind
 from tformer.inside.options import head_name
 from tformer.loading import Identity
-from tformer.support.formatting import aligned, csv_text, json_text
+from tformer.support.formatting import aligned
+from tformer.viz.picture import ReportView
 from tformer.viz.plots import Heat, Line, Lines, Plot
 
 WEAK = 0.1  # up to this score a head is not named as one of its kind
@@ -78,31 +79,33 @@ def _best(report: HeadReport) -> Iterator[tuple[Kind, str, int, int, float]]:
                 yield kind, name, layer, head, float(found_LH[layer, head])
 
 
-def tables_of(report: HeadReport) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
-    """(heading, rows) of each kind of attention: a row for each head."""
+def as_text(report: HeadReport) -> str:
+    """A table of each kind of attention, a row for each head."""
+    lines = []
     for kind, scores in report.scores.items():
         rows: list[tuple[str, ...]] = [("head", *scores)]
         for place in np.ndindex(next(iter(scores.values())).shape):
-            values = [found_LH[place] for found_LH in scores.values()]
-            rows.append(
-                (
-                    head_name(*place, cross=kind == "cross"),
-                    *("-" if np.isnan(value) else f"{value:.3f}" for value in values),
-                )
-            )
-        yield KINDS[kind], rows
-
-
-def as_text(report: HeadReport) -> str:
-    """`tables_of` as aligned text."""
-    lines = []
-    for heading, rows in tables_of(report):
-        lines += [heading, *aligned(rows, right=rows[0][1:]), ""]
+            values = (found_LH[place] for found_LH in scores.values())
+            name = head_name(*place, cross=kind == "cross")
+            rows.append((name, *("-" if np.isnan(value) else f"{value:.3f}" for value in values)))
+        lines += [KINDS[kind], *aligned(rows, right=rows[0][1:]), ""]
     return "\n".join(lines)
 
 
-def as_json(reports: Sequence[HeadReport], *, model: Identity) -> str:
-    """One document: for each checkpoint the scores [layer][head], the best head of each score, and copying."""
+def view_of(reports: Sequence[HeadReport], model: Identity) -> ReportView:
+    """The reports of one checkpoint or of several; one has a table in a terminal."""
+    what = f"step {reports[0].step:,}" if len(reports) == 1 else f"{len(reports)} checkpoints"
+    return ReportView(
+        f"Heads of {{}}, {what}",
+        lambda: _document(reports, model),
+        lambda: plots_of(reports),
+        lambda: _table(reports),
+        None if len(reports) > 1 else lambda **_: as_text(reports[0]),
+    )
+
+
+def _document(reports: Sequence[HeadReport], model: Identity) -> dict[str, Any]:
+    """For each checkpoint the scores [layer][head], the best head of each score, and copying."""
     checkpoints = [
         {
             "step": report.step,
@@ -115,10 +118,10 @@ def as_json(reports: Sequence[HeadReport], *, model: Identity) -> str:
         }
         for report in reports
     ]  # fmt: skip
-    return json_text({"model": model, "read": reports[0].read, "checkpoints": checkpoints})
+    return {"model": model, "read": reports[0].read, "checkpoints": checkpoints}
 
 
-def as_csv(reports: Sequence[HeadReport]) -> str:
+def _table(reports: Sequence[HeadReport]) -> list[tuple[Any, ...]]:
     """A row for each step, kind of attention, head and score."""
     rows: list[tuple[Any, ...]] = [("step", "attention", "layer", "head", "score", "value")]
     for report in reports:
@@ -127,4 +130,4 @@ def as_csv(reports: Sequence[HeadReport]) -> str:
                 for (layer, head), value in np.ndenumerate(found_LH):
                     if np.isfinite(value):
                         rows.append((report.step, kind, layer, head, name, float(value)))
-    return csv_text(rows)
+    return rows

@@ -10,7 +10,8 @@ import numpy as np
 from tformer.inside.options import head_name
 from tformer.inside.patching import PARTS, Ablation, AblationReport, PatchMap, PatchReport
 from tformer.loading import Identity
-from tformer.support.formatting import aligned, csv_text, json_text
+from tformer.support.formatting import aligned
+from tformer.viz.picture import ReportView
 from tformer.viz.plots import Heat, Plot
 
 # --- patching --------------------------------------------------------------------------------------------------------
@@ -63,8 +64,15 @@ def patch_lines(report: PatchReport) -> Iterator[str]:
         yield f"{PARTS[each.part]} ({each.side}): {found} {values[layer, place]:.3f}{agree}"
 
 
-def patch_json(report: PatchReport, *, model: Identity) -> str:
-    """One document: prompts' tokens, answers, the metric after both, and the cells [layer][token or head]."""
+def patch_view(report: PatchReport, model: Identity, about: str) -> ReportView:
+    """The maps. about: the prompts and the metric, below the title of a page."""
+    title = ("Noising" if report.noising else "Denoising") + " of {}"
+    document, table = (lambda: _patch_document(report, model)), (lambda: _patch_table(report))
+    return ReportView(title, document, lambda: patch_plots(report), table, subtitle=about)
+
+
+def _patch_document(report: PatchReport, model: Identity) -> dict[str, Any]:
+    """Prompts' tokens, answers, the metric after both, and the cells [layer][token or head]."""
     maps = [
         {
             "side": each.side,
@@ -76,10 +84,10 @@ def patch_json(report: PatchReport, *, model: Identity) -> str:
         for each in report.maps
     ]
     facts = {name: getattr(report, name) for name in ("answer", "wrong", "metric", "noising", "clean", "corrupted")}
-    return json_text({"model": model, **facts, "tokens": report.tokens, "maps": maps})
+    return {"model": model, **facts, "tokens": report.tokens, "maps": maps}
 
 
-def patch_csv(report: PatchReport) -> str:
+def _patch_table(report: PatchReport) -> list[tuple[Any, ...]]:
     """A row for each cell."""
     rows: list[tuple[Any, ...]] = [("side", "part", "layer", "place", "token", "exact", "estimate")]
     for each in report.maps:
@@ -88,7 +96,7 @@ def patch_csv(report: PatchReport) -> str:
                 token = "" if each.is_of_heads else report.tokens[each.side][place]
                 exact = "" if each.exact is None else float(each.exact[layer, place])
                 rows.append((each.side, each.part, layer, place, token, exact, float(estimate)))
-    return csv_text(rows)
+    return rows
 
 
 # --- ablation --------------------------------------------------------------------------------------------------------
@@ -140,28 +148,31 @@ def ablation_table(report: AblationReport) -> list[tuple[str, ...]]:
     return rows + [row(each.name, each.side, each.metrics, f"{change(report, each):+.4f}") for each in ordered]
 
 
-def ablation_text(report: AblationReport) -> str:
-    """`ablation_table` as aligned text."""
-    table = ablation_table(report)
-    return "\n".join([*aligned(table, right=table[0][2:]), ""])
+def ablation_view(report: AblationReport, model: Identity) -> ReportView:
+    """What each part is worth."""
+
+    def text(**_: Any) -> str:
+        table = ablation_table(report)
+        return "\n".join([*aligned(table, right=table[0][2:]), ""])
+
+    document, rows = (lambda: _ablation_document(report, model)), (lambda: _ablation_rows(report))
+    return ReportView("What each part of {} is worth", document, lambda: ablation_plots(report), rows, text)
 
 
-def ablation_json(report: AblationReport, *, model: Identity) -> str:
-    """One document: the data, the metrics of the whole model, and those without each part."""
+def _ablation_document(report: AblationReport, model: Identity) -> dict[str, Any]:
+    """The data, the metrics of the whole model, and those without each part."""
     parts = [
         {"side": each.side, "part": each.part, "layer": each.layer, "head": each.head, "name": each.name,
          "metrics": dict(each.metrics),
          "added_loss": change(report, each)}
         for each in report.parts
     ]  # fmt: skip
-    return json_text(
-        {"model": model, "data": report.data, "ablate": report.mode, "whole": report.whole, "parts": parts}
-    )
+    return {"model": model, "data": report.data, "ablate": report.mode, "whole": report.whole, "parts": parts}
 
 
-def ablation_csv(report: AblationReport) -> str:
+def _ablation_rows(report: AblationReport) -> list[tuple[Any, ...]]:
     """A row for each part."""
     rows: list[tuple[Any, ...]] = [("side", "part", "layer", "head", "loss", "added_loss")]
     rows += [(each.side, each.part, each.layer, "" if each.head is None else each.head, each.metrics["loss"],
               change(report, each)) for each in report.parts]  # fmt: skip
-    return csv_text(rows)
+    return rows

@@ -1,13 +1,15 @@
-"""Plots as one output in any format: a page, a picture, text, JSON or CSV."""
+"""Plots, and reports that have plots and numbers, as one output in any format: a page, a picture, text, JSON or CSV."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from tformer.support.formatting import csv_text, json_text
 from tformer.viz.page import render_page
 from tformer.viz.plots import Heat, Plot, plots_to_csv, plots_to_json
 from tformer.viz.terminal import colour_support, draw_plot
@@ -33,9 +35,7 @@ def render_plots(
     if format_ == "json":
         return json.dumps({"title": title, "plots": plots_to_json(plots)}, ensure_ascii=False, allow_nan=False) + "\n"
     if format_ == "terminal":
-        colour = "none" if to_file else colour_support(sys.stdout)
-        width = FILE_WIDTH if to_file else min(shutil.get_terminal_size().columns, LARGEST_WIDTH)
-        return "\n".join([title, "", *(draw_plot(plot, width=width, colour=colour) for plot in plots)])
+        return "\n".join([title, "", *(draw_plot(plot, **surface(to_file)) for plot in plots)])
     if format_ == "html":
         return render_page(
             title=title,
@@ -49,6 +49,47 @@ def render_plots(
     from tformer.viz.figure import draw_plots  # imports matplotlib
 
     return draw_plots(plots, format_, heading=title)  # type: ignore[arg-type]
+
+
+def surface(to_file: bool) -> dict[str, Any]:
+    """The width and the colours that text in a file or on the terminal may have."""
+    if to_file:
+        return {"width": FILE_WIDTH, "colour": "none"}
+    return {"width": min(shutil.get_terminal_size().columns, LARGEST_WIDTH), "colour": colour_support(sys.stdout)}
+
+
+@dataclass(frozen=True)
+class ReportView:
+    """What a report is in numbers and pictures, of which every format follows.
+
+    Attributes:
+        title: above pictures; {} is the name of the run.
+        document: its JSON. table: the rows of CSV, the heading first; None: the numbers of the plots.
+        text: in a terminal, called with `width` and `colour`; None: the drawn plots.
+        page: called with `title` and `notes`; None: a page of the plots, with `subtitle` and `notes`.
+    """
+
+    title: str
+    document: Callable[[], Any]
+    plots: Callable[[], Sequence[Plot]]
+    table: Callable[[], Sequence[Sequence[Any]]] | None = None
+    text: Callable[..., str] | None = None
+    page: Callable[..., str] | None = None
+    subtitle: str = ""
+    notes: Sequence[str] = ()
+
+    def render(self, format_: str, *, run: str = "", notes: Sequence[str] = (), to_file: bool = True) -> str | bytes:
+        """The content of a file, or of standard output, in one of `output.FORMATS`. notes: of a page, after its own."""
+        words: dict[str, Any] = {"title": self.title.replace("{}", run), "notes": (*self.notes, *notes)}
+        if format_ == "json":
+            return json_text(self.document())
+        if format_ == "csv" and self.table is not None:
+            return csv_text(self.table())
+        if format_ == "terminal" and self.text is not None:
+            return self.text(**surface(to_file))
+        if format_ == "html" and self.page is not None:
+            return self.page(**words)
+        return render_plots(self.plots(), format_, to_file=to_file, subtitle=self.subtitle, **words)
 
 
 def for_page(plot: Plot) -> dict[str, Any]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,14 @@ import numpy as np
 
 from tformer.inside.tokens import BINS, TokenReport, segments
 from tformer.support.errors import visible
-from tformer.support.formatting import aligned, csv_text, fitted, json_text
+from tformer.support.formatting import aligned, fitted
 from tformer.viz.attention.scene import run_name
 from tformer.viz.evaluation import calibration
 from tformer.viz.lens.text import signs
 from tformer.viz.page import MAX_BYTES, render_page, within
-from tformer.viz.picture import FILE_WIDTH, LARGEST_WIDTH, for_page, render_plots
+from tformer.viz.picture import ReportView, for_page
 from tformer.viz.plots import Heat, Lines, Plot, colour_at
-from tformer.viz.terminal import RESET, Colours, colour_code, colour_support, draw_plot
+from tformer.viz.terminal import RESET, Colours, colour_code, draw_plot
 
 MOST_BITS = 16.0  # at the end of the colour scale, where a token has as many
 ROWS, COLUMNS = 20, 8  # of tokens in a picture, as many as have room for words
@@ -37,20 +36,16 @@ BODY = """\
 """
 
 
-def render(
-    reports: Sequence[TokenReport], format_: str, *, hardest: int, command: str = "", to_file: bool = True
-) -> str | bytes:
-    """The content of a file or of standard output in one of `output.FORMATS`. hardest: number of the hardest tokens."""
-    if format_ == "html":
-        return as_page(reports, hardest=hardest, command=command)
-    if format_ == "json":
-        return json_text({"command": command} | as_document(reports, hardest=hardest))
-    if format_ == "csv":
-        return _as_csv(reports, hardest=hardest)
-    if format_ == "terminal":
-        width = FILE_WIDTH if to_file else min(shutil.get_terminal_size().columns, LARGEST_WIDTH)
-        return as_text(reports, hardest=hardest, width=width, colour="none" if to_file else colour_support(sys.stdout))
-    return render_plots(plots_of(reports), format_, title=f"Tokens of {', '.join(names_of(reports))}")
+def view_of(reports: Sequence[TokenReport], *, hardest: int, command: str = "") -> ReportView:
+    """The reports of one run, or of two side by side. hardest: number of the hardest tokens."""
+    return ReportView(
+        f"Tokens of {', '.join(names_of(reports))}",
+        lambda: {"command": command} | as_document(reports, hardest=hardest),
+        lambda: plots_of(reports),
+        lambda: _table(reports, hardest=hardest),
+        partial(as_text, reports, hardest=hardest),
+        lambda **_: as_page(reports, hardest=hardest, command=command),
+    )
 
 
 def names_of(reports: Sequence[TokenReport]) -> list[str]:
@@ -111,7 +106,7 @@ def _token(report: TokenReport, place: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _as_csv(reports: Sequence[TokenReport], *, hardest: int) -> str:
+def _table(reports: Sequence[TokenReport], *, hardest: int) -> list[tuple[Any, ...]]:
     """A row for each token of a text, or for each of the hardest tokens of data."""
     columns = ["position", "id", "token", "start", "end", "bits", "probability", "rank"]
     columns += ["before", "after"] if reports[0].text is None else []
@@ -122,7 +117,7 @@ def _as_csv(reports: Sequence[TokenReport], *, hardest: int) -> str:
         for token in run["tokens"] or run["hardest"]:
             best_cells = (cell for pair in token["top"] for cell in pair)
             rows.append((run["model"]["name"], *map(token.get, columns), *best_cells))
-    return csv_text(rows)
+    return rows
 
 
 # --- page, plots, terminal --------------------------------------------------------------------------------------------

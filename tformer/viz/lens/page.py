@@ -10,7 +10,9 @@ import numpy as np
 from tformer.inside.lens import MEASURES, Lens, LensReport
 from tformer.support.formatting import fitted
 from tformer.viz.attention.scene import run_name
+from tformer.viz.lens import text
 from tformer.viz.page import MAX_BYTES, render_page, within
+from tformer.viz.picture import ReportView
 
 CAUTION = (
     "A lens reads inner states as if they were the last: what it shows early need not be what the model uses. Parts "
@@ -23,6 +25,18 @@ BODY = """\
 <section id="parts" aria-label="Parts of the logit"></section>
 <section id="tuning" aria-label="Training of the tuned lens"></section>
 """
+
+
+def view_of(report: LensReport, view: str) -> ReportView:
+    """The report; view: what pictures, table and text show of it, `layers` or `parts`."""
+    return ReportView(
+        text.heading(report, view),
+        lambda: text.document_of(report),
+        lambda: text.plots_of(report, view),
+        lambda: text.table_of(report, view),
+        lambda **_: text.as_text(report, view),
+        lambda **_: render(report),
+    )
 
 
 def render(report: LensReport, *, max_bytes: float = MAX_BYTES) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from tformer.inside.lens import MEASURES, Lens, LensReport
 from tformer.support.errors import visible
-from tformer.support.formatting import TOKEN_SIGNS, aligned, csv_text, fitted, json_text
+from tformer.support.formatting import TOKEN_SIGNS, aligned, fitted
 from tformer.viz.attention.scene import run_name
 from tformer.viz.plots import Heat, Plot
 
@@ -21,8 +20,8 @@ DIVERGENCE = "KL(model's answer ‖ answer after the layer)"
 CAPTION = "Each row is the answer if the model ended there; the last is the model's."
 
 
-def as_json(report: LensReport) -> str:
-    """One JSON document; arrays as in `LensReport`."""
+def document_of(report: LensReport) -> dict[str, Any]:
+    """The JSON of a report; arrays as in `LensReport`."""
     parts: Any = {"reason": report.without_parts}
     if report.parts is not None:
         names = [part.name for part in report.parts.parts]
@@ -46,7 +45,7 @@ def as_json(report: LensReport) -> str:
     if report.tuned_kl is not None:
         document["logit_lens"] = _measures(report.logit_lens)
         document["held_out_kl"] = dict(zip(("logit", "tuned"), _numbers(report.tuned_kl), strict=True))
-    return json_text(document)
+    return document
 
 
 def _measures(lens: Lens) -> dict[str, Any]:
@@ -57,7 +56,7 @@ def _numbers(values: np.ndarray) -> Any:
     return np.round(values.astype(np.float64), DECIMALS).tolist()
 
 
-def as_csv(report: LensReport, view: str) -> str:
+def table_of(report: LensReport, view: str) -> list[tuple[Any, ...]]:
     """A row for each layer and position, or (`parts`) for each position and part."""
     lens, top, rows = report.lens, report.top, list[tuple[Any, ...]]()
     places = list(zip(report.positions, report.tokens, report.targets, strict=True))
@@ -67,14 +66,14 @@ def as_csv(report: LensReport, view: str) -> str:
         for place, values_C in zip(places, report.parts.values.tolist(), strict=True):
             for part, value in zip(report.parts.parts, values_C, strict=True):
                 rows.append((*place, part.kind, part.layer, part.head, f"{value:.9g}"))
-        return csv_text(rows)
+        return rows
     best = [f"{name}_{number + 1}" for number in range(top.shape[2]) for name in ("top", "top_probability")]
     rows.append(("row", "position", "token", "target", *MEASURES, *best))
     for row, n in np.ndindex(lens.rank.shape):
         numbers = [f"{getattr(lens, name)[row, n].item():.9g}" for name in MEASURES]
         pairs = zip(top[row, n], lens.top_probabilities[row, n].tolist(), strict=True)
         rows.append((lens.rows[row], *places[n], *numbers, *(c for word, p in pairs for c in (word, f"{p:.9g}"))))
-    return csv_text(rows)
+    return rows
 
 
 # --- terminal ---------------------------------------------------------------------------------------------------------
@@ -86,10 +85,10 @@ def heading(report: LensReport, view: str) -> str:
     return f"{kind} of {run_name(Path(str(report.model['name'])))}"
 
 
-def as_text(report: LensReport, view: str, places: Sequence[int]) -> str:
-    """A table for each of these places among the shown positions."""
+def as_text(report: LensReport, view: str) -> str:
+    """A table for each shown position, of all positions the last."""
     lines = [heading(report, view), ""]
-    for n in places:
+    for n in range(0 if report.every else len(report.positions) - 1, len(report.positions)):
         where = "" if report.pools else f"{signs(report.tokens[n])} (position {report.positions[n]}): "
         what = f"parts of the {_logit(report, n)}" if view == "parts" else f"probability of {signs(report.targets[n])}"
         lines += [where + what, *(_parts if view == "parts" else _layers)(report, n), ""]

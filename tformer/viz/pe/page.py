@@ -17,9 +17,10 @@ from tformer.support.errors import InputError
 from tformer.viz.page import render_page
 from tformer.viz.pe.fixed import bucket_of, fp32_error, patch_table, rope_turns, shaw_index, sinusoidal_table
 from tformer.viz.pe.learned import RANDOM, Table
-from tformer.viz.pe.selection import choose_view, plots_of, views_of
+from tformer.viz.pe.selection import choose_view, document_of, heading, plots_of, views_of
 from tformer.viz.pe.settings import ENCODINGS, LAYOUTS, Settings
 from tformer.viz.pe.views import VIEWS, kinds_compared, similarity_curve
+from tformer.viz.picture import ReportView
 from tformer.viz.plots import Heat, Numbers, Plot
 
 SAMPLES = 48  # reference values of each table
@@ -84,6 +85,16 @@ BODY = """<section class="controls" id="controls" aria-label="What to show"></se
 
 WORDS = ("title", "caption", "positions", "needs_run")  # of a view
 COMPARE = "How the score of a pair of tokens depends on their distance, by position alone."
+
+
+def view_of(settings: Settings, view: str | None, table: Table | None, *, command: str) -> ReportView:
+    """A view in every form; its page has all views."""
+    return ReportView(
+        heading(settings, table),
+        lambda: document_of(settings, view, table),
+        lambda: plots_of(settings, view, table)[1],
+        page=lambda **_: explorer(settings, view, table, command=command),
+    )
 
 
 def explorer(settings: Settings, view: str | None, table: Table | None, *, command: str) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -228,13 +227,13 @@ def heading(settings: Settings, table: Table | None) -> str:
     return " · ".join(part for part in (*parts, table.note if table is not None else "") if part)
 
 
-def as_json(settings: Settings, view: str, table: Table | None, plots: Sequence[Plot]) -> str:
-    """One document: the kind, the view, the settings, the run, and the numbers of each plot."""
-    document = {
+def document_of(settings: Settings, view: str | None, table: Table | None) -> dict[str, Any]:
+    """The JSON of a view: the kind, the view, the settings, the run, and the numbers of each plot."""
+    view, plots = plots_of(settings, view, table)
+    return {
         "encoding": settings.subject,
         "view": view,
         "settings": asdict(settings),
         "run": None if table is None else {"name": table.name, "trained": table.trained},
         "plots": plots_to_json(plots),
     }
-    return json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
