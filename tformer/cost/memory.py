@@ -15,6 +15,9 @@ what it saves in addition to Q, K, V and the output; `saved_bytes` of a norm is 
 workspace is temporary: the largest step of a layer, or the loss. On a CPU the C library keeps freed memory between
 blocks in use (`held`), a measured fraction of the activations. Gradients fill up while activations are freed, so the
 sum is an upper bound.
+
+A step on fake tensors (FakeTensorMode) shows the same activations, within 10 % for five presets, but takes as
+many operations as a step: 36 seconds of a core for `gpt/small`, where these formulas take 5 milliseconds.
 """
 
 # Shapes: N tokens of a forward pass, B rows of T, S keys, H heads, K kv heads, W d_model.
