@@ -145,6 +145,18 @@ def test_the_model_in_lm_eval_s_own_functions(files: list[Path], tmp_path: Path)
     assert found["results"]["tiny_text"]["word_perplexity,none"] > 1
 
 
+def test_log_probabilities_of_a_model_in_bf16_are_summed_in_fp32(tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval")
+    from tformer.evaluation.harness_model import HarnessModel
+
+    run = tformer.load(tiny.gpt2(tmp_path / "folder"))
+    request = [(None, run.encode(words_at(0, 3)), run.encode(words_at(3, 6)))]
+    [(exact, _)] = HarnessModel(run)._loglikelihood_tokens(request)
+    run.model.compute_dtype = torch.bfloat16
+    [(half, _)] = HarnessModel(run)._loglikelihood_tokens(request)
+    assert half == pytest.approx(exact, rel=0.01) and half != float(torch.tensor(half).bfloat16())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -40,6 +40,7 @@ class HarnessModel(HFLM):
                 str(path),
                 device=str(next(loaded.model.parameters()).device),
                 dtype=loaded.model.compute_dtype,
+                softmax_dtype="float32",  # sums of log-probabilities in bf16 would be multiples of a half
                 batch_size=batch_size or max(1, BATCH_TOKENS // loaded.model.max_seq_len),
                 logits_cache=False,  # it uses the logits of one window for windows that are cut differently
                 trust_remote_code=True,  # the export's own code, of a model that no class of transformers computes
