@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tformer.cli.command import examples, takes_options
@@ -13,7 +12,7 @@ from tformer.cli.look_inside import command_line, looking_inside
 from tformer.cli.report import emit_document, show_notes
 from tformer.inside.options import PICTURE, SHOWN, ReadOptions, parse_heads
 from tformer.support.errors import InputError, did_you_mean
-from tformer.support.options import Checkpoint, Device, PictureFormat, parse_numbers
+from tformer.support.options import Checkpoint, Device, PictureFile, PictureFormat, parse_numbers
 
 if TYPE_CHECKING:
     from tformer.loading import Loaded
@@ -76,10 +75,7 @@ class AttentionOptions(ReadOptions):
     hide_special: Annotated[
         bool, SHOWN("--hide-special", help="Omit special tokens and normalize each row again.", rare=True)
     ] = False
-    output: Annotated[
-        Path | None,
-        PICTURE("-o", "--output", help="Output file, whose suffix sets the format.", default="attention.html"),
-    ] = None
+    output: Annotated[PictureFile, PICTURE] = None
     format: Annotated[PictureFormat, PICTURE] = None
     scale: Annotated[
         str | None,

@@ -15,6 +15,7 @@ from tformer.support.options import (
     Checkpoint,
     Device,
     Panel,
+    PictureFile,
     PictureFormat,
     Run,
     SpecialTokens,
@@ -102,10 +103,7 @@ class HeadOptions(ExampleOptions):
     over_training: Annotated[
         bool, SHOWN("--over-training", help="Score every checkpoint of the run, and draw a curve for each head.")
     ] = False
-    output: Annotated[
-        Path | None,
-        SHOWN("-o", "--output", metavar="FILE", help="File, whose suffix sets the format.", default="heads.html"),
-    ] = None
+    output: Annotated[PictureFile, SHOWN] = None
     format: Annotated[PictureFormat, SHOWN] = None
     checkpoint: Checkpoint = "best"
     device: Device = "auto"
@@ -147,10 +145,7 @@ class TokenOptions(ExampleOptions):
     special_tokens: Annotated[SpecialTokens, READ] = False
     hardest: Annotated[int, SHOWN("--hardest", metavar="N", help="Number of tokens in the table of the hardest.")] = 20
     top_k: Annotated[int, SHOWN("--top-k", metavar="K", help="Number of alternatives of each token.")] = 5
-    output: Annotated[
-        Path | None,
-        SHOWN("-o", "--output", metavar="FILE", help="File, whose suffix sets the format.", default="tokens.html"),
-    ] = None
+    output: Annotated[PictureFile, SHOWN] = None
     format: Annotated[PictureFormat, SHOWN] = None
     checkpoint: Checkpoint = "best"
     device: Device = "auto"
@@ -238,10 +233,7 @@ class PatchOptions(ExampleOptions):
             help="Measure the loss without each head and layer: zeros in its place, or its mean over all tokens.",
         ),
     ] = None
-    output: Annotated[
-        Path | None,
-        SHOWN("-o", "--output", metavar="FILE", help="File, whose suffix sets the format.", default="patch.html"),
-    ] = None
+    output: Annotated[PictureFile, SHOWN] = None
     format: Annotated[PictureFormat, SHOWN] = None
     checkpoint: Checkpoint = "best"
     device: Device = "auto"
@@ -329,7 +321,7 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class AnswerOptions(ReadOptions):
-    """The options that lens and attribute share; both declare `positions` and `output` with their defaults."""
+    """The options that lens and attribute share; both declare `positions` with its default."""
 
     target_token: Annotated[
         str | None,
@@ -344,7 +336,7 @@ class AnswerOptions(ReadOptions):
         str | None, SHOWN("--against", metavar="TOKEN", help="Explain the difference to this token's logit instead.")
     ] = None
     positions: str | None = None
-    output: Path | None = None
+    output: Annotated[PictureFile, PICTURE] = None
     format: Annotated[PictureFormat, PICTURE] = None
     checkpoint: Checkpoint = "best"
     device: Device = "auto"
@@ -382,10 +374,6 @@ class LensOptions(AnswerOptions):
     lens: Annotated[
         Literal["logit", "tuned"] | None,
         TUNED("--lens", help="tuned: the one that was saved.", default="tuned with --tuned"),
-    ] = None
-    output: Annotated[
-        Path | None,
-        PICTURE("-o", "--output", help="Output file, whose suffix sets the format.", default="lens.html"),
     ] = None
 
     def check(self) -> None:
@@ -435,10 +423,6 @@ class AttributeOptions(AnswerOptions):
         int | None,
         METHOD("--steps", metavar="N", help="Points of integrated gradients.", default="50, or 300 for a small gap"),
     ] = None
-    output: Annotated[
-        Path | None,
-        PICTURE("-o", "--output", help="Output file, whose suffix sets the format.", default="attribute.html"),
-    ] = None
 
     @property
     def chosen_methods(self) -> tuple[str, ...]:
@@ -486,10 +470,7 @@ class EmbeddingOptions:
     ] = None
     top_k: Annotated[int, ROWS("--top-k", metavar="K", help="Number of neighbours.")] = 10
     centred: Annotated[bool, ROWS("--centred", help="Subtract the mean of the table before the cosine.")] = False
-    output: Annotated[
-        Path | None,
-        PICTURE("-o", "--output", help="Output file, whose suffix sets the format.", default="embeddings.html"),
-    ] = None
+    output: Annotated[PictureFile, PICTURE] = None
     format: Annotated[PictureFormat, PICTURE] = None
     checkpoint: Checkpoint = "best"
     device = "cpu"  # no option: the model computes nothing

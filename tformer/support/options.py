@@ -313,6 +313,16 @@ AnswerFile = Annotated[
     ),
 ]
 NewFolder = Annotated[Path | None, option("--out", metavar="DIR", help="Folder to write; must not exist yet.")]
+PictureFile = Annotated[
+    Path | None,
+    option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="File, whose suffix sets the format.",
+        default="a page named after the command",
+    ),
+]
 PictureFormat = Annotated[
     str | None,
     option("--format", metavar="html|png|svg|terminal|json|csv", help="Output format.", default="by the suffix of -o"),
