@@ -157,7 +157,7 @@ COMMANDS = {
     "export": Command(
         EXCHANGE,
         "export",
-        "Write a run for `transformers`, CTranslate2, ONNX or llama.cpp.",
+        "Write a run for `transformers`, ONNX or llama.cpp.",
     ),
     "evaluate": Command(MEASURE, "evaluate", "Measure a model on the run's validation data or on --data."),
     "doctor": Command(MEASURE, "doctor", "Show versions, hardware, caches and speed, for a bug report."),
