@@ -14,6 +14,7 @@ from PIL import Image
 
 from tests.end_to_end.conftest import IMAGES
 from tests.end_to_end.labelled_examples import write_images
+from tests.quick import first_is_quick
 from tformer.checkpoint.manifest import content_sha256
 from tformer.checkpoint.run import RunDirectory
 from tformer.support import files
@@ -127,7 +128,7 @@ def test_damaged_checkpoint(
         assert name in refused(2, "generate", newest_checkpoint(finished_run))
 
 
-@pytest.mark.parametrize("command", ["generate", "evaluate", "export", "prune --keep 1"])
+@first_is_quick("command", ["generate", "evaluate", "export", "prune --keep 1"])
 def test_weights_declared_as_whole_numbers(refused: Callable[..., str], finished_run: Path, command: str) -> None:
     """The bytes of the weights stay, their header changes, every hash is computed anew."""
     checkpoint = newest_checkpoint(finished_run)

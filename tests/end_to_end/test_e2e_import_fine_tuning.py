@@ -133,11 +133,11 @@ def test_fine_tuning_resumes_exactly(name: str, data: str, kind: str | None, fol
 # --- the rate by the body's width -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("words", "said"), [
+@first_is_quick(("words", "said"), [
     ((), "a body of width 16: AdamW, peak rate 0.001 (by its width; --lr changes it)"),
     (("--lora", 4), "adapters of a body of width 16: AdamW, peak rate 0.003 (by its width; --lr changes it)"),
     (("--lr", 0.01), None), (("--preset", "bert/finetune"), None), (("--set", "optimizer.lr=0.01"), None),
-])  # fmt: skip
+], quick=2)  # fmt: skip
 def test_one_line_says_the_rate_of_an_imported_body(
     words: Any, said: str | None, cli: Cli, folders: Path, tmp_path: Path
 ) -> None:

@@ -167,7 +167,7 @@ def test_the_best_checkpoint_is_measured_on_all_of_it_at_the_end(
     assert "all held-out data" in cli("runs", "show", run).out
 
 
-@pytest.mark.parametrize(
+@first_is_quick(
     "flags",
     [
         ("--full-validation",),
@@ -178,6 +178,7 @@ def test_the_best_checkpoint_is_measured_on_all_of_it_at_the_end(
         ("--stop-at-step", "7"),
     ],
     ids=" ".join,
+    quick=3,
 )
 def test_the_time_and_options_forbid_it(flags: tuple[str, ...], tiny: Cli, costly: None, monkeypatch: Any) -> None:
     monkeypatch.setattr(validations, "MOST_VALIDATING", 1e-6)
