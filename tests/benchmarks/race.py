@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, make_dataclass, replace
 from typing import Annotated, Any
+from unittest import mock
 
 import torch
 import typer
@@ -77,8 +78,8 @@ class Race:
 
     def run(self, say: Callable[[str], None], should_stop: Callable[[], bool]) -> list[Row]:
         torch.set_num_threads(1)  # this process only waits
-        with tempfile.TemporaryDirectory() as folder:  # of converted models, also those of a contender that was killed
-            os.environ["TMPDIR"] = folder
+        # Of converted models, also those of a contender that was killed.
+        with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, TMPDIR=folder):
             return run_speed(self.bench, on_row=lambda row: say(row_line(row)), should_stop=should_stop)
 
     def markdown(self, rows: Sequence[Row]) -> str:

@@ -63,11 +63,12 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing config.json": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
     "config.json is no JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json is damaged"),
     "unknown model_type": (
-        lambda folder: tiny.edit_json(folder / "config.json", {"model_type": "frobnicator"}), "known: albert, bart"
+        lambda folder: tiny.edit_json(folder / "config.json", {"model_type": "frobnicator"}),
+        "its keys are those of 'gpt2'",
     ),
     "a model_type that tformer does not read": (
         lambda folder: tiny.edit_json(folder / "config.json", {"model_type": "mamba2", "state_size": 16}),
-        "it lacks state-space layers in place of attention (state_size)",
+        "keys that 'gpt2' does not have: state_size",
     ),
     "a feature that tformer lacks": (
         lambda folder: tiny.edit_json(folder / "config.json", {"scale_attn_by_inverse_layer_idx": True}),

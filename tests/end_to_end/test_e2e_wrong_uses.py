@@ -123,7 +123,7 @@ WRONG = [
     ("export LM --out hf --shard-size big", "--shard-size"),
     ("export LM --out hf --shard-size 0GB", "--shard-size"),
     ("export LM --out hf --dtype fp8", "--dtype"),
-    ("export LM --out hf --dtype int8", "CTranslate2"),
+    ("export LM --out hf --dtype int8", "ONNX only"),
     ("export LM --out hf --to tflite", "--to"),
     ("export LM --out hf --as opt", "OPTForCausalLM comes nearest: model.decoder.positions.offset"),
     ("export LM --out hf --checkpoint step-99", "step-99"),

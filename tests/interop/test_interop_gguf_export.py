@@ -281,7 +281,7 @@ def test_the_command_writes_one_file(cli: Any, tmp_path: Path) -> None:
     ("options", "told"),
     [
         ({"dtype": "q8_0"}, "number format of GGUF only"),
-        ({"dtype": "int8", "to": "gguf"}, "number format of CTranslate2 and ONNX only"),
+        ({"dtype": "int8", "to": "gguf"}, "number format of ONNX only"),
     ],
 )
 def test_number_formats_belong_to_a_format(options: dict[str, Any], told: str, tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def test_a_part_that_is_not_written_is_named(values: dict[str, Any], told: str |
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"to": "onnx", "dtype": "bf16"}, "of Hugging Face and CTranslate2 and GGUF only"),
+        ({"to": "onnx", "dtype": "bf16"}, "of Hugging Face and GGUF only"),
         ({"to": "onnx", "dtype": "q8_0"}, "of GGUF only"),
         ({"no_cache": True}, "--no-cache is for --to onnx only"),
     ],

@@ -375,6 +375,11 @@ def internal_error(error: Exception) -> TformerError:
 def as_tformer_error(error: Exception) -> TformerError | None:
     """The user-facing error for an exception: itself, or a translated system or device error. None: a bug in
     tformer."""
+    cause = error.__context__ if isinstance(error, InputError) else error
+    if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):  # whatever the file was read as
+        return TformerError(
+            f"too many open files: cannot open {cause.filename or 'another'}", hint="raise the limit (ulimit -n)"
+        )
     if isinstance(error, TformerError):
         return error
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or _is_failed_allocation(error):
@@ -386,10 +391,6 @@ def as_tformer_error(error: Exception) -> TformerError | None:
         return OutOfMemoryError(
             "out of memory: the system starts no further thread",
             hint="raise the limits of memory and processes (ulimit -v, ulimit -u), or set OMP_NUM_THREADS=1",
-        )
-    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-        return TformerError(
-            f"too many open files: cannot open {error.filename or 'another'}", hint="raise the limit (ulimit -n)"
         )
     if isinstance(error, FileNotFoundError) and _is_in_removed_folder():
         return InputError("the current folder has been removed", hint="change to another one (cd)")

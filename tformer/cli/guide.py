@@ -15,7 +15,7 @@ from tformer.support.errors import InputError
 from tformer.support.formatting import aligned
 from tformer.support.options import Json, argument
 
-EPILOG = examples("`tformer guide`", "`tformer guide early stopping`")
+EPILOG = examples("`tformer guide`", "`tformer guide lora`", "`tformer guide early stopping`")
 
 MAX_COLUMNS = 100
 """Of text on a wide terminal."""
