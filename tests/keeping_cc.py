@@ -1,8 +1,8 @@
 #!/usr/bin/env -S python3 -IS
-"""A C compiler that keeps what it made: each set of kernels is compiled once for all tests, and for later runs.
+"""A C compiler with a cache: each set of kernels is compiled once for all tests, and for later runs.
 
-`tests/conftest.py` puts it into $CC. What it keeps is named by the digest of the command, of all C files beside those
-of the command, of the compiler and of the processor, in the folder $TFORMER_KEPT_LIBRARIES.
+`tests/conftest.py` puts it into $CC. The folder $TFORMER_KEPT_LIBRARIES holds the libraries, each named by the digest
+of its command, all C files in the folders of that command, the compiler and the processor.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ def compiler() -> str:
 
 
 def digest(command: list[str]) -> str:
-    """What decides how the product of a command looks; `command` has no name of the product."""
+    """The digest of everything that determines the output of a command; `command` is without the output's name."""
     found = Path(command[0]).resolve()
     processor = {line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "model"))}
     made = hashlib.sha256("\0".join([*command, str(found), str(found.stat().st_mtime_ns), *sorted(processor)]).encode())

@@ -365,7 +365,10 @@ def test_every_objective_trains_from_a_default(part: int, cli: Cli, surroundings
 
 @pytest.mark.slow
 def test_the_matrix_has_every_default_and_objective_with_every_form_and_length_and_every_preset_with_two() -> None:
-    """It reads no training, but more than a hundred recipes."""
+    """It trains nothing, but reads more than a hundred recipes.
+
+    Its quick twin is `test_a_default_path_of_each_task_trains`.
+    """
     for arch, presets in list_presets().items():
         for preset in (None, *presets):
             own = [cell for cell in cells(arch) if cell.preset == preset]

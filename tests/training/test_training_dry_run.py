@@ -61,6 +61,13 @@ def test_memory_is_that_of_one_of_several_devices(report: Callable[..., Any], ti
     assert two["memory"]["activations_bytes"] < one["memory"]["activations_bytes"]
 
 
+def test_a_dry_run_of_fsdp_says_that_the_memory_is_of_ddp(cli: Cli, text_file: Path, tiny_recipe: Path) -> None:
+    words = ("train", "--dry-run", "--config", tiny_recipe, "--data", text_file, "--parallel", "fsdp")
+    said = "memory: estimated with ddp"
+    assert said in cli(*words, "--devices", 2).err
+    assert said not in cli(*words).err and said not in cli(*words[:-2], "--devices", 2).err
+
+
 def test_a_norm_over_rows_is_refused_for_several_devices(cli: Cli, text_file: Path, tiny_recipe: Path) -> None:
     flags = ("--config", tiny_recipe, "--data", text_file, "--set", "model.decoder.norm.kind=batchnorm")
     assert cli("train", "--dry-run", *flags).code == 0

@@ -356,7 +356,7 @@ class Masks:
 
 
 Engine = Samples | Searches | Masks
-"""What answers texts: the columns of an answer, windows of texts, their answers, and notes for the end."""
+"""A way of answering texts: the columns of an answer, windows of texts, their answers, and notes for the end."""
 
 
 def candidate_table(masks: list[list[Candidate]]) -> str:

@@ -56,7 +56,7 @@ CHUNK_COPIES = 3  # fp32 tensors of a chunk of logits on a GPU; on a CPU the los
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes by purpose. gathered, exchanged: weights and gradients of other ranks, where they are sharded.
+    """Bytes by purpose.
 
     process: what the process holds without the model, on a CPU: Python, its libraries and the data.
     """
@@ -69,8 +69,6 @@ class MemoryEstimate:
     copies: int = 0
     workspace: int = 0
     held: int = 0
-    gathered: int = 0
-    exchanged: int = 0
     process: int = 0
 
     @property

@@ -56,7 +56,7 @@ class Batches(Protocol):
 
 
 class Events:
-    """What a `Trainer` reports, and where it learns what only a run knows; this base class is of steps without a run.
+    """Callbacks of a `Trainer`: reports to a run, and questions to it. This base class is for steps without a run.
 
     All processes call each method. What takes long polls `should_stop` itself.
     """
@@ -65,20 +65,20 @@ class Events:
         return False
 
     def stepped(self, seconds: float) -> None:
-        """A step is done, which took this long."""
+        """Called after each step. seconds: its duration."""
 
     def skipped(self, step: int) -> None:
-        """The gradient of a step is not finite, so the weights stay."""
+        """Called for a step whose gradient is not finite: the weights stay."""
 
     def log(self, record: dict[str, Any]) -> None:
-        """The record of the steps since the last one, or of a validation."""
+        """Called with the record of the steps since the last record, or of a validation."""
 
     def validate(self, step: int) -> tuple[dict[str, Any], str] | None:
         """(metrics, what the model writes; "": no sample is due) at a step; None: interrupted."""
         return {}, ""
 
     def sample(self, step: int, text: str) -> None:
-        """The model has written this, after a validation that counts."""
+        """Called with the text that the model wrote, after a completed validation."""
 
     def save(self, score: Score | None) -> None:
         """Save a checkpoint. score: of the validation at this step, if there was one; lower is better."""

@@ -1,4 +1,4 @@
-"""What a run does with what its `Trainer` reports: shows and records it, validates, writes samples and checkpoints.
+"""The callbacks of a `Trainer` in a run: terminal, records, validations, samples and checkpoints.
 
 The leader validates and writes, so that the results equal those of one process.
 """
@@ -32,7 +32,7 @@ from tformer.workers.work import Work
 from tformer.workers.worker import Worker
 
 STEPS_BEFORE_FORECAST, FORECAST_SECONDS = 4, 2.0
-"""Minimum of steps of this process, and of their time, after which the time of the others is foreseen."""
+"""Minimum of steps of this process, and of their time, after which the time of the others is estimated."""
 
 SHORT_TRAINING = 20.0
 """Seconds of a training that needs no forecast."""

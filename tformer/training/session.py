@@ -94,6 +94,8 @@ def run_training(
         if work.should_stop():
             raise Interrupted("interrupted before training began; no run was started", signal_number=signal.SIGINT)
         if options.dry_run:
+            if devices > 1 and training.recipe.training.parallel.kind != "ddp":
+                work.note("memory: estimated with ddp; with fsdp a device holds a part of the weights")
             return describe(training, devices=devices)
         training_begins()
         with worker.joined(timeout_minutes=training.recipe.training.parallel.timeout_minutes):
@@ -310,7 +312,7 @@ def train(reporter: RunReporter, *, stop_at_step: int | None = None) -> dict[str
 
 
 def summary(reporter: RunReporter, first_step: int) -> dict[str, Any]:
-    """What `--json` prints of a training that has ended, in the leader, which also says why it ended.
+    """The JSON document of a training that has ended, in the leader, which also says why it ended.
 
     first_step: at which this command began. Raises Interrupted if the training was.
     """

@@ -19,12 +19,12 @@ from tformer.training.assemble import Models
 from tformer.training.embeddings import Vectors
 
 LATER: Any = None
-"""The value of what a later stage finds out."""
+"""Placeholder of a value that a later stage sets."""
 
 
 @dataclass(frozen=True)
 class SizeChoice:
-    """The recipes among which a training by time chooses, from the smallest to the largest; those of one run are alike.
+    """The recipes among which a training by time chooses, from the smallest model to the largest.
 
     tokens_per_parameter, dropout: the same as in `Ladder`; 0 for a training in one size, None where the user set it.
     """
@@ -53,7 +53,7 @@ class Training(TrainingStart):
         max_minutes: limit of this command, not part of the recipe.
         vectors: of tokens, by the name of the table that starts with them.
 
-        planned_steps: expected of a training by time.
+        planned_steps: expected number of steps of a training by time.
         alternatives: the sizes among which such a training chose.
         share_is_given: the recipe names the share of the held-out data that validations read.
     """

@@ -1,8 +1,8 @@
-"""The weights that a training starts with: sources, loaded in order. What none of them has stays random.
+"""Sources of the weights that a training starts with, loaded in order. Weights that no source has stay random.
 
 a resumed run    its checkpoint, beside the base of its adapters
 fine-tuning      the body of a checkpoint, and of its heads and generator what fits
-all              token vectors of files; of scores, the bias of a new head
+any              token vectors from files; the mean of the scores as the bias of a new head
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Target:
 
 @dataclass
 class WeightSource:
-    """Where weights come from. note: lines for the user, once it is loaded."""
+    """A source of weights. note: lines for the user, set by `load`."""
 
     training: Training
     note: tuple[str, ...] = ()

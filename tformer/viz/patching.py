@@ -149,7 +149,7 @@ def ablation_table(report: AblationReport) -> list[tuple[str, ...]]:
 
 
 def ablation_view(report: AblationReport, model: Identity) -> ReportView:
-    """What each part is worth."""
+    """The view of an ablation: the loss without each part."""
 
     def text(**_: Any) -> str:
         table = ablation_table(report)

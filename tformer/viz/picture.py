@@ -60,7 +60,7 @@ def surface(to_file: bool) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ReportView:
-    """What a report is in numbers and pictures, of which every format follows.
+    """A report in numbers and plots, from which every format is made.
 
     Attributes:
         title: above pictures; {} is the name of the run.

@@ -230,7 +230,7 @@ def _failure(reports: Path, count: int, rank: int, code: int) -> Failure:
 
 
 def _interruption(reports: Path, count: int, number: signal.Signals) -> Failure:
-    """How a group ended that was sent a signal, in the words of the leader."""
+    """The failure of a group that received a signal, with the leader's message."""
     reported = [each for each in _reported(reports) if not each.lost]
     unknown = Failure(0, "interrupted", None, 128 + number)
     first = min(reported, key=lambda each: (each.code <= 128, each.rank), default=unknown)
