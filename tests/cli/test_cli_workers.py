@@ -448,6 +448,12 @@ def test_what_fails_after_a_signal_does_not_start_again(tmp_path: Path) -> None:
     assert set(written(tmp_path)) <= {"0", "1"}
 
 
+def test_a_signal_between_two_starts_is_the_commands_and_not_of_torchrun_s_library() -> None:
+    with StopFlag() as stop:
+        run_in_workers(lambda _: Job(lambda worker: None, []), devices="2", device="cpu", stop=stop)
+        assert {number: signal.getsignal(number) for number in stop.handlers()} == stop.handlers()
+
+
 def test_restarts_are_counted_and_mistakes_are_not_repeated(tmp_path: Path) -> None:
     def count(error: Exception) -> Work:
         def work(worker: Worker) -> None:

@@ -120,6 +120,7 @@ def _attempt(
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     threads = max(1, torch.get_num_threads() // count)
+    before = {number: signal.getsignal(number) for number in signals}
     start, *words = python_command("tformer", *job.words)
     with _surroundings(
         {REPORTS: str(reports), "OMP_NUM_THREADS": str(threads)},
@@ -157,6 +158,8 @@ def _attempt(
         finally:
             for child in multiprocessing.active_children():
                 child.kill()
+            for number, handler in before.items():  # torchrun's library leaves its own
+                signal.signal(number, handler)
     return None
 
 
