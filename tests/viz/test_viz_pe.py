@@ -259,7 +259,8 @@ def test_learned_plots_show_the_table_itself() -> None:
         ({"base": 1.0}, "--base 1: expected a number above 1"),
         ({"base": float("nan")}, "--base nan"),
         ({"layout": "spiral"}, "--layout spiral: expected interleaved or halves or fairseq"),
-        ({"encoding": "alibi", "layout": "halves"}, "alibi has no layouts"),
+        ({"encoding": "alibi", "layout": "halves"}, "pictures of alibi do not depend on a layout"),
+        ({"encoding": "rope", "layout": "halves"}, "pictures of rope do not depend on a layout"),
         ({"compare": ("rope", "nope")}, "--compare nope: unknown"),
     ],
 )

@@ -87,7 +87,8 @@ def check_settings(settings: Settings) -> None:
     if settings.layout is not None:
         known = LAYOUTS.get(settings.encoding, ())
         if settings.layout not in known:
-            expected = f"expected {' or '.join(known)}" if known else f"{settings.encoding} has no layouts"
+            unused = f"pictures of {settings.encoding} do not depend on a layout"
+            expected = f"expected {' or '.join(known)}" if known else unused
             raise InputError(f"--layout {settings.layout}: {expected}")
     for kind in () if settings.compare == ALL else settings.compare:
         check_encoding(kind, option="--compare")
