@@ -80,8 +80,10 @@ OnText = Callable[[int, list[Translation]], None]
 
 def best_of_each_text(ranked: Iterable[Translation], count: int) -> list[Translation]:
     """The first `count`. If a text has several segmentations, the best one stays."""
-    best: dict[str, tuple[int, ...]] = {}
-    return [answer for answer in ranked if best.setdefault(answer.text, answer.ids) == answer.ids][:count]
+    best: dict[str, Translation] = {}
+    for answer in ranked:
+        best.setdefault(answer.text, answer)
+    return list(best.values())[:count]
 
 
 class Translator:
