@@ -180,7 +180,6 @@ class Objective:
         reads_scores: whether the pairs of texts that it reads have scores.
         compares_batch: whether its loss is no sum over the examples of a batch, so that a batch is never divided.
         compares_base: whether its loss compares the model with the frozen base of its adapters.
-        shares_forward: whether `terms` forms its loss from one forward pass that other objectives share.
         predicts: what the labels are, as a phrase for users.
         room: maximum tokens of text per example, where the objective adds tokens itself; None: `seq_len`.
         shared: draws of `loss` where several processes share a micro-batch, see `Batch.share`; the training loop sets
@@ -206,7 +205,6 @@ class Objective:
     reads_scores: ClassVar[bool] = False
     compares_batch: ClassVar[bool] = False
     compares_base: ClassVar[bool] = False
-    shares_forward: ClassVar[bool] = True
     predicts: ClassVar[str]
     room: int | None = None
     shared: SharedDraws | None = None

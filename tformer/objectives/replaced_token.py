@@ -57,7 +57,6 @@ class ReplacedToken(Objective):
     }
     special_tokens = ("mask",)
     needs_generator = True
-    shares_forward = False
     predicts = (
         "the original of every masked token, for the generator; the model reads the generator's choices in their place "
         "and tells for every token whether it was replaced"
