@@ -24,6 +24,7 @@ class HarnessModel(HFLM):
     """lm_eval's model of transformers, on the model's device and in its number format.
 
     Args:
+        loaded: its stored weights are measured; changes of the model in memory are not.
         batch_size: examples at a time; None: 4,096 tokens.
         work: polled before each forward pass.
 

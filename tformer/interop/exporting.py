@@ -198,7 +198,7 @@ def export_checkpoint(
 
 
 def ignored_by_ctranslate2(architecture: Architecture, config: Mapping[str, Any]) -> list[str]:
-    """Notes on the keys of config.json that CTranslate2's converter reads past, where that changes the model."""
+    """Notes on the keys of config.json that CTranslate2's converter ignores, if that changes the model."""
     computed = {} if architecture.ctranslate2 is None else architecture.ctranslate2(config)
     return [
         f"CTranslate2's converter (4.8.5) ignores {key} {config[key]}, and computes with {value}"
