@@ -587,7 +587,8 @@ def require_writable(path: Path, *, option: str = "--output") -> Path:
 
 
 def _write_out(text: str) -> None:
-    sys.stdout.write(text)
+    for start in range(0, len(text), 1 << 20):  # a long text is not encoded as a whole
+        sys.stdout.write(text[start : start + (1 << 20)])
     sys.stdout.flush()
 
 

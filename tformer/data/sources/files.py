@@ -109,8 +109,9 @@ def split_lines(pieces: Iterator[str], *, name: str) -> Iterator[str]:
     for piece in pieces:
         lines = piece.split("\n")
         for line in lines[:-1]:
-            yield "".join((*parts, line, "\n"))
-            parts, length, number = [], 0, number + 1
+            parts += (line, "\n")
+            yield _joined(parts)
+            length, number = 0, number + 1
         parts.append(lines[-1])
         length += len(lines[-1])
         if length > MAX_ROW_CHARACTERS:
@@ -120,6 +121,13 @@ def split_lines(pieces: Iterator[str], *, name: str) -> Iterator[str]:
             )
     if length:
         yield "".join(parts)
+
+
+def _joined(parts: list[str]) -> str:
+    """The text of these parts, which are let go: a long line is not held twice."""
+    text = "".join(parts)
+    parts.clear()
+    return text
 
 
 def cut_pieces(text: str) -> Iterator[Piece]:

@@ -627,7 +627,8 @@ def delimited_cells(content: Content, format: str) -> Iterator[tuple[int, list[s
     quoting: Any = csv.QUOTE_NONE if content.reading.quotes == "text" else csv.QUOTE_MINIMAL
     separator, width = re.compile(f"{re.escape(content.delimiter)}(?![ \n])"), 0
     read = list[str]()  # lines of the row
-    kept = (read.append(line) or line for line in lines)  # type: ignore[func-returns-value]
+    # A generator would hold the last line.
+    kept = map(lambda line: read.append(line) or line, lines)  # type: ignore[func-returns-value]  # noqa: C417
     rows = csv.reader(kept, delimiter=content.delimiter, quoting=quoting, strict=True)
     try:
         for row in rows:
@@ -636,11 +637,10 @@ def delimited_cells(content: Content, format: str) -> Iterator[tuple[int, list[s
                 found = {len(separator.findall(line)) for line in read if not line.isspace()}
                 if found == {width - 1}:
                     end = f"closed in line {rows.line_num}, but each line has all separators of a row"
-                    raise _wrong_quote(
-                        content.name, rows.line_num - len(read) + 1, end, ", --quotes cells keeps the row"
-                    )
+                    begin = rows.line_num - len(read) + 1
+                    raise _wrong_quote(content.name, begin, end, ", --quotes cells keeps the row")
+            read.clear()  # a long line is not held with its cells
             yield rows.line_num, row
-            read.clear()
     except csv.Error as error:
         if "new-line character" in str(error):
             hint = "it ends no row: quote the cell, or end rows with \\n"
