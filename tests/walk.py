@@ -65,7 +65,7 @@ def files_of(called: dict[CodeType, None]) -> dict[str, list[str]]:
 
 
 def train_words(folder: Path) -> list[str]:
-    """The words of a training on a text; a first one of a step fills the caches, in a process of its own."""
+    """The words of a training on a text, after a training of one step in another process has filled the caches."""
     text = folder / "t.txt"
     text.write_text("".join(f"{number} plus {number} is {2 * number}.\n" for number in range(2000)))
     words = ["train", "--arch", "gpt", "--preset", "tiny", "--data", str(text), "--out"]

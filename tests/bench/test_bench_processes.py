@@ -339,7 +339,7 @@ worker.main()
 def test_real_processes_keep_their_settings_to_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_speed_bench: Callable[..., SpeedBench]
 ) -> None:
-    """Ours keeps freed memory, others do not; an environment that one changes is nobody else's."""
+    """Only the process of tformer keeps freed memory, and no process sees the environment that another one changes."""
     program = tmp_path / "program"
     program.write_text(REAL.format(python=sys.executable))
     program.chmod(0o755)

@@ -16,7 +16,7 @@ STEP_SECONDS = 0.01
 
 @pytest.fixture(autouse=True)
 def _plans_by_a_given_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan of a training by time is told the seconds of a step; the slow tests of whole trainings time real ones."""
+    """Give plans of a training by time a fixed duration of a step; end-to-end tests time real steps."""
     monkeypatch.setattr("tformer.training.plan._time_steps", lambda short, longest: STEP_SECONDS)
 
 
