@@ -22,6 +22,7 @@ from tests.serve.conftest import Server, served
 from tests.serve.test_serve_operation import log_lines, until
 
 COMPLETE = "/v1/completions"
+GRACE = 600  # seconds
 HEAD = f"POST {COMPLETE} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
@@ -101,9 +102,9 @@ def test_a_load_of_good_and_broken_requests_is_answered_and_memory_is_level(
             with ThreadPoolExecutor(16) as pool:
                 return Counter(pool.map(one, numbers))
 
-        load(1400)  # caches fill: level from here on
+        load(700)  # caches fill: level from here on
         before, threads = resident_bytes(server), num_threads(server)
-        assert load(2000) == {"good": 1800, "broken": 200}
+        assert load(1000) == {"good": 900, "broken": 100}
         assert resident_bytes(server) < 1.05 * before and num_threads(server) <= threads + 2
         until(lambda: rows_running(server) == 0)
         assert "Traceback" not in "".join(server.log)
@@ -114,14 +115,18 @@ def test_a_load_of_good_and_broken_requests_is_answered_and_memory_is_level(
 def test_sigterm_in_the_middle_of_a_load_loses_none_that_was_begun(
     runs: dict[str, Path], names: dict[str, str]
 ) -> None:
-    """Each request is answered whole or refused before the first byte, and the server has begun no other."""
-    with served(*runs.values()) as server:
-        long = {"prompt": "abc", "max_tokens": 44, "n": 100, "stream": True, "ignore_eos": True}
+    """Each request is answered whole or refused before the first byte, and the server has begun no other.
+
+    Within --grace, which a busy machine does not reach here; what happens after it is tested with one request, by
+    `test_the_end_after_a_signal_has_a_bound`.
+    """
+    with served(*runs.values(), "--grace", GRACE) as server:
+        long = {"prompt": "abc", "max_tokens": 44, "n": 40, "stream": True, "ignore_eos": True}
         whole, wrong = [*good(names), (COMPLETE, long)], broken(server)[:6]  # without those that leave
         done: Counter[str] = Counter()
 
         def answered(path: str, body: dict[str, Any]) -> None:
-            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=GRACE)
             connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
             reply = connection.getresponse()  # whose body raises IncompleteRead where it is cut
             text = reply.read()
@@ -139,12 +144,12 @@ def test_sigterm_in_the_middle_of_a_load_loses_none_that_was_begun(
                 reason = getattr(error, "reason", error)
                 assert isinstance(reason, ConnectionError), error
                 done["refused"] += 1
-            if done["good"] == 500 and server.process.poll() is None:
+            if done["good"] == 200 and server.process.poll() is None:
                 server.process.send_signal(signal.SIGTERM)
 
         with ThreadPoolExecutor(32) as pool:
-            list(pool.map(one, random.Random(0).sample(range(2000), 2000)))
-        assert server.process.wait(60) == 0
-        assert done["good"] > 500 and done["refused"] > 500
+            list(pool.map(one, random.Random(0).sample(range(800), 800)))
+        assert server.process.wait(GRACE) == 0
+        assert done["good"] > 200 and done["refused"] > 200
     begun = [line for line in log_lines(server) if line["status"] == 200 and line["method"] == "POST"]
     assert len(begun) == done["good"] and "Traceback" not in "".join(server.log)

@@ -176,11 +176,13 @@ def delimited_lines(rows: Iterable[Iterable[str]], format: str, delimiter: str =
     if format == ".tsv":
         return "".join("\t".join(map(as_cell, row)) + "\n" for row in rows)
     marks = (delimiter, '"', "\r", "\n")
-    lines = []
-    for row in rows:  # `csv.writer` takes eight bytes for each character of a long cell
+    pieces: list[str] = []  # joined once: a cell may be long, and `csv.writer` takes eight bytes for each character
+    for row in rows:
         cells = [_quoted(cell) if any(mark in cell for mark in marks) else cell for cell in row]
-        lines.append((delimiter.join(cells) if cells != [""] else _quoted("")) + "\n")
-    return "".join(lines)
+        cells = cells if cells != [""] else [_quoted("")]
+        pieces += [piece for cell in cells for piece in (delimiter, cell)][1:]
+        pieces.append("\n")
+    return "".join(pieces)
 
 
 def _quoted(cell: str) -> str:
