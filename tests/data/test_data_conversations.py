@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tformer.data.batching.windows import LmWindows
-from tformer.data.shards.chat_tokens import LEARNED, marked_corpus, marked_ids
+from tformer.data.shards.chat_tokens import answer_ids, marked_corpus
+from tformer.data.shards.corpus import LEARNED
 from tformer.data.sources.conversations import Conversation, open_conversations
 from tformer.data.sources.reading import Reading
 from tformer.recipe.sections import SourceSpec
 from tformer.support.errors import InputError
+from tformer.tasks.chat import ConversationWindows
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 from tformer.tokenizer.chat import ChatTemplate
 
@@ -39,7 +40,7 @@ def read(path: Path, **options: Any) -> list[Conversation]:
 
 
 def chat_corpus(source: Any, template: ChatTemplate, **options: Any) -> Any:
-    return marked_corpus(source, lambda row: [[ids] for ids in marked_ids(row, template)], key="", **options)
+    return marked_corpus(source, lambda row: [[each] for each in answer_ids(row, template)], key="", **options)
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +108,8 @@ def test_tool_calls_without_content_are_read_and_learned(tokenizer: Tokenizer, t
     assert found[0].messages == found[1].messages and found[0].messages[1]["content"] is None
     for row in found:
         assert row.tools == [{"name": "f"}]
-        [ids] = marked_ids(row, ChatTemplate(tokenizer))
-        learned = tokenizer.decode((ids[ids >= LEARNED] % LEARNED).tolist())
+        [example] = answer_ids(row, ChatTemplate(tokenizer))
+        learned = tokenizer.decode(np.array(example.ids)[example.answers].tolist())
         assert learned.startswith('<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>')
 
 
@@ -213,7 +214,10 @@ def test_marks_of_a_corpus_are_those_of_the_template(tokenizer: Tokenizer, tmp_p
     expected = template.examples([ASKED, ANSWERED])[0]
     ids = corpus.slice(0, len(expected.ids))
     assert len(corpus.document_offsets) == 4
-    assert (ids % LEARNED).tolist() == expected.ids and (ids >= LEARNED).tolist() == expected.answers.tolist()
+    assert ids.tolist() == expected.ids and ids.dtype == np.int64
+    for number in range(3):
+        marks = corpus.subset(number * len(ids), (number + 1) * len(ids)).marks_of(0, len(ids))
+        assert (marks == LEARNED).tolist() == expected.answers.tolist()
 
 
 def test_long_conversations_are_left_out_or_cut(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -255,9 +259,11 @@ def test_samples_hold_whole_conversations(tokenizer: Tokenizer, tmp_path: Path) 
     rows = [{"prompt": f"{a} + {b}?", "completion": str(a + b)} for a in range(5) for b in range(20)]
     [source] = open_conversations((SourceSpec(path=str(write(tmp_path / "rows.jsonl", rows))),))
     corpus = chat_corpus(source, ChatTemplate(tokenizer), seq_len=100, overlong="drop")
-    packed = LmWindows(corpus, 100, packing="documents", document_mask=True)
+    packed = ConversationWindows(corpus, 100, packing="documents", document_mask=True)
     examples = packed.examples(0, np.arange(len(packed)))
     assert max(map(len, examples)) <= 101 and len(examples) < len(rows)
     assert sum(map(len, examples)) == len(corpus)
+    marks = np.concatenate([np.asarray(example.label) for example in examples])
+    assert np.array_equal(marks, corpus.marks_of(0, len(corpus))) and set(marks.tolist()) == {0, LEARNED}
     lengths = [np.bincount(example.document_ids).tolist() for example in examples if example.document_ids is not None]
     assert [size for sizes in lengths for size in sizes] == np.diff(corpus.document_offsets).tolist()

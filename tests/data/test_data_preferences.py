@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tformer.data.shards.chat_tokens import LEARNED, SECOND, WholeDocuments, marked_corpus
+from tformer.data.shards.chat_tokens import WholeDocuments, join_sequences, marked_corpus
+from tformer.data.shards.corpus import LEARNED, SECOND
 from tformer.data.sources.conversations import open_conversations
 from tformer.data.sources.preferences import Preference, PreferenceTable
 from tformer.data.sources.reading import Reading
 from tformer.recipe.sections import SourceSpec
 from tformer.support.errors import InputError
-from tformer.tasks.preferences import Preferences, marked_sides
+from tformer.tasks.preferences import Preferences, answer_sides
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 from tformer.tokenizer.chat import ChatTemplate
 from tformer.workers.work import QUIET
@@ -85,23 +86,26 @@ def test_half_characters_are_replaced_where_that_is_wanted(tmp_path: Path) -> No
 
 def test_the_answer_to_a_text_and_its_end_are_marked(tokenizer: Tokenizer) -> None:
     row = Preference("why", " so it is", " no", "", "x")
-    sides = marked_sides(row, tokenizer, partial(ChatTemplate, tokenizer))
+    sides = answer_sides(row, tokenizer, partial(ChatTemplate, tokenizer))
     prompt, whole = tokenizer.encode("why"), tokenizer.encode("why so it is")
-    assert (sides[0] % LEARNED).tolist() == [*whole, tokenizer.special.eos]
-    assert sides[1][0] == prompt[0] + SECOND
+    assert sides[0].ids == [*whole, tokenizer.special.eos]
     for side in sides:
-        assert (side >= LEARNED).tolist() == [False] * len(prompt) + [True] * (len(side) - len(prompt))
+        assert side.answers.tolist() == [False] * len(prompt) + [True] * (len(side.ids) - len(prompt))
+    ids, marks = join_sequences(sides)
+    assert ids.tolist() == [*sides[0].ids, *sides[1].ids]
+    assert (marks & LEARNED > 0).tolist() == [*sides[0].answers, *sides[1].answers]
+    assert (marks & SECOND > 0).tolist() == [False] * len(sides[0].ids) + [True] * len(sides[1].ids)
 
 
 def test_of_conversations_the_answers_from_the_first_different_one_are_marked(tokenizer: Tokenizer) -> None:
     template = ChatTemplate(tokenizer, "chatml")
     before = len(template.prompt([*EARLIER, USER]))
     messages = [[*EARLIER, USER, each] for each in (GOOD, {**BAD, "content": "so no"})]
-    sides = marked_sides(Preference(None, *messages, "", "x"), tokenizer, lambda: template)
+    sides = answer_sides(Preference(None, *messages, "", "x"), tokenizer, lambda: template)
     for side, own in zip(sides, messages, strict=True):
         expected = template.examples(own)[0]
-        assert (side % SECOND).tolist() == expected.ids
-        assert (side >= LEARNED).tolist() == [mark and place >= before for place, mark in enumerate(expected.answers)]
+        assert side.ids == expected.ids
+        assert side.answers.tolist() == [mark and place >= before for place, mark in enumerate(expected.answers)]
 
 
 def corpus_of(tmp_path: Path, tokenizer: Tokenizer, rows: list[Any], **options: Any) -> Any:
@@ -110,7 +114,7 @@ def corpus_of(tmp_path: Path, tokenizer: Tokenizer, rows: list[Any], **options: 
     [source] = open_conversations(spec(path), kind=PreferenceTable)
     facts: dict[str, Any] = {"key": "k", "seq_len": 30, "overlong": "drop", "kind": WholeDocuments, **options}
     template = partial(ChatTemplate, tokenizer)
-    return marked_corpus(source, lambda row: [marked_sides(row, tokenizer, template)], unit="preferences", **facts)
+    return marked_corpus(source, lambda row: [answer_sides(row, tokenizer, template)], unit="preferences", **facts)
 
 
 def test_a_template_is_made_once_for_all_rows(
@@ -130,16 +134,20 @@ def test_a_template_is_made_once_for_all_rows(
     assert len(Preferences().corpus(source, tokenizer, recipe, QUIET).document_offsets) == 6 and len(made) == 1
 
 
+def number_of_seconds(corpus: Any) -> int:
+    """How often the second sequence of a preference begins."""
+    return int((np.diff(corpus.marks_of(0, len(corpus)) & SECOND, prepend=0) == SECOND).sum())
+
+
 def test_preferences_are_never_divided(tmp_path: Path, tokenizer: Tokenizer) -> None:
     rows = [{**TEXTS, "chosen": " so" * (1 + n % 4)} for n in range(10)]
     corpus = corpus_of(tmp_path, tokenizer, rows)
     for fraction, held_out in ((0.1, 1), (0.25, 2), (0.001, 1), (0.99, 9)):
         train, valid = corpus.split(fraction=fraction)
         for part, count in ((train, 10 - held_out), (valid, held_out)):
-            ids = part.slice(0, len(part))
-            assert len(part.document_offsets) - 1 == count == int(((ids & SECOND) > 0).sum())
+            assert len(part.document_offsets) - 1 == count == number_of_seconds(part)
     share = corpus.share(fraction=0.4, seed=1)
-    assert int(((share.slice(0, len(share)) & SECOND) > 0).sum()) == 4
+    assert number_of_seconds(share) == 4
     with pytest.raises(InputError, match="1 example is too few to hold one out"):
         corpus_of(tmp_path, tokenizer, rows[:1]).split(fraction=0.5)
 

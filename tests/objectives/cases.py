@@ -13,8 +13,7 @@ from torch import Tensor
 
 from tformer.build import build_model
 from tformer.data.batching.batch import Batch
-from tformer.data.shards.chat_tokens import LEARNED, SECOND
-from tformer.data.shards.corpus import Example
+from tformer.data.shards.corpus import LEARNED, SECOND, Example
 from tformer.model import Transformer
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives import OBJECTIVES, CausalLmOptions, build_objective
@@ -109,11 +108,12 @@ def samples_of(kind: str, lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> 
                  for side in (texts, others)]  # fmt: skip
         return list(zip(*sides, strict=True))
     if kind == "chat":  # two of three ids are learned
-        return [Example(one + LEARNED * (np.arange(len(one)) % 3 > 0)) for one in texts]
+        return [Example(one, label=LEARNED * (np.arange(len(one)) % 3 > 0)) for one in texts]
     if kind == "dpo":  # of each answer the first id is its prompt
-        sides = [[one + LEARNED * (np.arange(len(one)) > 0) for one in side] for side in (texts, others)]
-        second = [one + SECOND * (np.arange(len(one)) == 0) for one in sides[1]]
-        return [Example(np.concatenate(both)) for both in zip(sides[0], second, strict=True)]
+        pairs = list(zip(texts, others, strict=True))
+        marks = [[LEARNED * (np.arange(len(one)) > 0) + of for one, of in zip(pair, (0, SECOND), strict=True)]
+                 for pair in pairs]  # fmt: skip
+        return [Example(np.concatenate(ids), label=np.concatenate(of)) for ids, of in zip(pairs, marks, strict=True)]
     if kind in ("masked_lm", "replaced_token"):
         return [Example(np.array([CLS, *one, SEP])) for one in texts]
     return texts

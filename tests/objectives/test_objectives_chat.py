@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from tests.objectives.cases import WORD, context_of, make, model_of, step
-from tformer.data.shards.chat_tokens import LEARNED
-from tformer.data.shards.corpus import Example
+from tformer.data.shards.corpus import LEARNED, Example
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives import build_objective
 from tformer.objectives.chat import ChatOptions
@@ -22,21 +21,22 @@ def conversations() -> list[Example]:
     found = []
     for count in (5, 9, 3, 7):
         ids = draw.integers(WORD, 40, size=count)
-        found.append(Example(ids + LEARNED * (np.arange(count) >= count // 2)))
+        found.append(Example(ids, label=LEARNED * (np.arange(count) >= count // 2)))
     return found
 
 
 def packed(examples: list[Example]) -> Example:
     documents = np.repeat(np.arange(len(examples)), [len(each) for each in examples])
-    return Example(np.concatenate([each.ids for each in examples]), documents)
+    marks = np.concatenate([np.asarray(each.label) for each in examples])
+    return Example(np.concatenate([each.ids for each in examples]), documents, label=marks)
 
 
 def test_only_answers_have_labels() -> None:
     [example, *_] = conversations()
     batch = make("chat").collate([example], rng=RNG)
     assert batch.input_ids is not None and batch.labels is not None
-    assert batch.input_ids.tolist() == [(example.ids % LEARNED)[:-1].tolist()]
-    expected = np.where(example.ids >= LEARNED, example.ids % LEARNED, IGNORED_LABEL)[1:]
+    assert batch.input_ids.tolist() == [example.ids[:-1].tolist()]
+    expected = np.where(np.asarray(example.label) == LEARNED, example.ids, IGNORED_LABEL)[1:]
     assert batch.labels.tolist() == [expected.tolist()]
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tformer.data.shards import chat_tokens
 from tformer.data.shards.corpus import Example
 from tformer.objectives import build_objective
 from tformer.recipe.load import recipe_from_yaml
@@ -202,5 +201,4 @@ def test_the_first_command_gives_the_model_words_that_it_knows(name: str, tmp_pa
 def test_an_opening_is_whole_printable_words_of_a_line(text: str, expected: str) -> None:
     tokenizer = train_tokenizer(lambda: iter([text]), TokenizerOptions(model="char", template="none", min_frequency=1))
     ids = np.array(tokenizer.encode(text))
-    marked = ids + chat_tokens.LEARNED + chat_tokens.SECOND  # as of an answer in chats and preferences
-    assert opening_of(ids, tokenizer) == opening_of(marked, tokenizer) == expected
+    assert opening_of(ids, tokenizer) == expected

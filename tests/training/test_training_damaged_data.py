@@ -183,7 +183,7 @@ def test_a_corpus_replaced_by_a_rename_or_removed_is_read_on_as_it_was(rows_corp
 def test_each_file_of_a_corpus_that_is_cut_while_it_is_read_is_an_error(
     rows_corpus: corpus.TokenCorpus, name: str
 ) -> None:
-    files = (*rows_corpus.shards, rows_corpus.all_documents, rows_corpus.marks)
+    files = (*rows_corpus.shards, rows_corpus.all_documents, rows_corpus.byte_counts)
     [file] = [file for file in files if isinstance(file, ArrayFile) and file.path.name == name]
     os.truncate(file.path, HEADER_BYTES + 1)
     with pytest.raises(DamagedShardError, match=f"{name} are damaged: it was cut to 129 bytes, expected [0-9,]+"):

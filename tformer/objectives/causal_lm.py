@@ -21,10 +21,8 @@ import numpy as np
 import torch
 
 from tformer.data.batching.batch import Batch
-from tformer.data.batching.padding import pad_layout
 from tformer.data.shards.corpus import Example
 from tformer.nn.heads import LmHeadOptions
-from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives.base import (
     IMAGE_KEYS,
     LABEL_KEYS,
@@ -35,7 +33,7 @@ from tformer.objectives.base import (
     ObjectiveContext,
     TokenObjective,
 )
-from tformer.objectives.collate import WordDropout, document_tensors, documents_of, pad_id
+from tformer.objectives.collate import WordDropout, pad_shifted, require_shifted_length
 
 
 class CausalLm(TokenObjective):
@@ -77,43 +75,20 @@ class CausalLm(TokenObjective):
         """
         seq_len, pad_to = self.context.seq_len, self.context.pad_to
         if isinstance(samples, np.ndarray) and (pad_to == "longest" or samples.shape[1] == seq_len + 1):
-            self._check_length(samples.shape[1])
+            require_shifted_length(samples.shape[1], self.context)
             ids = torch.from_numpy(samples.astype(np.int64, copy=False))
             batch = Batch(input_ids=ids[:, :-1].contiguous(), labels=ids[:, 1:].contiguous())
         else:
-            batch = self._padded(samples, rng)
+            examples = [sample if isinstance(sample, Example) else Example(sample) for sample in samples]
+            batch = pad_shifted(examples, list(map(self._labels_of, examples)), self.context, rng=rng)
         if training and self.options.word_dropout:
             assert batch.input_ids is not None
             batch = replace(batch, input_ids=torch.from_numpy(self.drop(batch.input_ids.numpy(), rng)))
         return batch
 
-    def _padded(self, samples: Sequence[np.ndarray | Example] | np.ndarray, rng: np.random.Generator) -> Batch:
-        """Samples of any lengths as a batch."""
-        examples = [sample if isinstance(sample, Example) else Example(sample) for sample in samples]
-        for example in examples:
-            self._check_length(len(example))
-        lengths = [len(example) - 1 for example in examples]
-        layout = pad_layout(
-            lengths, side=self.context.padding, pad_to=self.context.pad_to, max_len=self.context.seq_len, rng=rng
-        )
-        mask = layout.mask()
-        documents, positions = document_tensors([documents_of(example)[:-1] for example in examples], layout)
-        inputs = layout.fill([example.ids[:-1] for example in examples], pad_id(self.context.special_ids))
-        return Batch(
-            input_ids=torch.from_numpy(inputs),
-            labels=torch.from_numpy(layout.fill(list(map(self._labels_of, examples)), IGNORED_LABEL)),
-            attention_mask=None if mask is None else torch.from_numpy(mask),
-            document_ids=documents,
-            position_ids=positions,
-        )
-
     def _labels_of(self, example: Example) -> np.ndarray:
         """The label of each id [t - 1]: the next id, or `IGNORED_LABEL`."""
         return example.ids[1:]
-
-    def _check_length(self, num_ids: int) -> None:
-        if not 2 <= num_ids <= self.context.seq_len + 1:
-            raise ValueError(f"a sample must have 2 to {self.context.seq_len + 1} ids, found {num_ids}")
 
 
 @dataclass(frozen=True)

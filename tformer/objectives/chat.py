@@ -8,15 +8,12 @@ other, so that the loss is that of the same conversations one by one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from tformer.data.batching.batch import Batch
-from tformer.data.shards.chat_tokens import LEARNED
-from tformer.data.shards.corpus import Example
+from tformer.data.shards.corpus import LEARNED, Example
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives.base import IMAGE_KEYS, LABEL_KEYS, PAIR_KEYS, SOURCE_KEYS, Objective
 from tformer.objectives.causal_lm import CausalLm, CausalLmOptions
@@ -24,7 +21,7 @@ from tformer.objectives.collate import documents_of
 
 
 class Chat(CausalLm):
-    """The objective; the ids of its samples are marked, see `chat_tokens`."""
+    """The objective; the label of a sample is the marks of its ids."""
 
     data = "chat"  # type: ignore[assignment]
     predicts = "the next token of every answer"
@@ -34,21 +31,17 @@ class Chat(CausalLm):
         *("tokenizer.special_ids.decoder_start", "tokenizer.special_ids.forced_bos"),
     )
 
-    def originals(self, sample: Any) -> dict[str, np.ndarray]:
-        return {"text": sample.ids % LEARNED}
-
-    def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
-        """As `CausalLm.collate`, with labels on learned ids only."""
-        plain = []
-        for sample in samples:
-            learned = sample.ids >= LEARNED
-            if not self.options.answers_only:  # all but the first id of each conversation
-                learned = np.diff(documents_of(sample), prepend=-1) == 0
-            plain.append(replace(sample, ids=sample.ids % LEARNED, label=learned))
-        return super().collate(plain, rng=rng, training=training)
-
     def _labels_of(self, example: Example) -> np.ndarray:
-        return np.where(np.asarray(example.label)[1:], example.ids[1:], IGNORED_LABEL)
+        if self.options.answers_only:
+            return answer_labels(example)
+        same_document = np.diff(documents_of(example)) == 0  # all but the first id of each conversation
+        return np.where(same_document, example.ids[1:], IGNORED_LABEL)
+
+
+def answer_labels(example: Example) -> np.ndarray:
+    """The label of each id of a sample with marks [t - 1]: the next id if it is learned, else `IGNORED_LABEL`."""
+    marks = np.asarray(example.label)
+    return np.where(marks[1:] & LEARNED, example.ids[1:], IGNORED_LABEL)
 
 
 @dataclass(frozen=True)

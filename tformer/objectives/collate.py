@@ -23,6 +23,7 @@ from tformer.data.batching.batch import Batch
 from tformer.data.batching.padding import WIDTH_MULTIPLE, PadLayout, pad_layout
 from tformer.data.batching.windows import restarting_positions
 from tformer.data.shards.corpus import Example
+from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives.base import ObjectiveContext
 from tformer.support.errors import InputError
 from tformer.tokenizer.special import SpecialIds
@@ -51,6 +52,35 @@ def pad_samples(
     if any(label is None for label in labels):
         return batch
     return replace(batch, next_sentence_label=torch.tensor(np.array(labels), dtype=torch.long))
+
+
+def pad_shifted(
+    examples: Sequence[Example], labels: Sequence[np.ndarray], context: ObjectiveContext, *, rng: np.random.Generator
+) -> Batch:
+    """Samples of t ids as rows of t - 1 inputs with `labels`, each [t - 1]; `rng`: random padding.
+
+    Raises ValueError for a sample with fewer than 2 or more than seq_len + 1 ids.
+    """
+    for example in examples:
+        require_shifted_length(len(example), context)
+    lengths = [len(example) - 1 for example in examples]
+    layout = pad_layout(lengths, side=context.padding, pad_to=context.pad_to, max_len=context.seq_len, rng=rng)
+    mask = layout.mask()
+    documents, positions = document_tensors([documents_of(example)[:-1] for example in examples], layout)
+    inputs = layout.fill([example.ids[:-1] for example in examples], pad_id(context.special_ids))
+    return Batch(
+        input_ids=torch.from_numpy(inputs),
+        labels=torch.from_numpy(layout.fill(labels, IGNORED_LABEL)),
+        attention_mask=None if mask is None else torch.from_numpy(mask),
+        document_ids=documents,
+        position_ids=positions,
+    )
+
+
+def require_shifted_length(num_ids: int, context: ObjectiveContext) -> None:
+    """Raise ValueError for a sample with fewer than 2 or more than seq_len + 1 ids."""
+    if not 2 <= num_ids <= context.seq_len + 1:
+        raise ValueError(f"a sample must have 2 to {context.seq_len + 1} ids, found {num_ids}")
 
 
 def pad_examples(

@@ -24,30 +24,32 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tformer.data.batching.batch import Batch
-from tformer.data.shards.chat_tokens import LEARNED, SECOND
-from tformer.data.shards.corpus import Example
+from tformer.data.shards.corpus import SECOND, Example
+from tformer.nn.heads import LmHeadOptions
 from tformer.nn.lora import without_adapters
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.options import require, require_positive
 from tformer.objectives.base import MEAN, CheckedOptions, LossResult, Objective, Term
-from tformer.objectives.chat import Chat
+from tformer.objectives.chat import Chat, answer_labels
+from tformer.objectives.collate import pad_shifted
 
 
-class Dpo(Chat):
-    """The objective; its samples are documents of two marked sequences, see `chat_tokens`.
+class Dpo(Objective):
+    """The objective; a sample holds two sequences, and its label is the marks of their ids.
 
     Attributes:
         base: the reference, where the model itself has no adapters; set by an evaluation.
     """
 
-    data = "preferences"  # type: ignore[assignment]
+    data = "preferences"
+    head = LmHeadOptions()
+    parts = ("decoder",)
+    without = ("encoder",)
     metrics = ("loss", "accuracy", "margin")
     shown_metrics: ClassVar = {"margin": "margin {:.4f}"}
     predicts = "which of two answers is the better one, by their probabilities"
-    predicts_tokens = False
     compares_base = True
     unused_keys = (*Chat.unused_keys, "data.packing", "data.format")
-    soft_loss = Objective.soft_loss
     base: Any = None
 
     @property
@@ -56,11 +58,12 @@ class Dpo(Chat):
 
     def originals(self, sample: Any) -> dict[str, np.ndarray]:
         chosen, rejected = _sides([sample])
-        return {"chosen": chosen.ids % LEARNED, "rejected": rejected.ids % LEARNED}
+        return {"chosen": chosen.ids, "rejected": rejected.ids}
 
     def collate(self, samples: Sequence[Any] | np.ndarray, *, rng: np.random.Generator, training: bool = True) -> Batch:
         """One batch [2B, T] with labels on answers."""
-        return super().collate(_sides(samples), rng=rng, training=training)
+        sides = _sides(samples)
+        return pad_shifted(sides, list(map(answer_labels, sides)), self.context, rng=rng)
 
     def label_count(self, batch: Batch) -> dict[str, int]:
         """{term: pairs of this host batch}."""
@@ -94,8 +97,12 @@ class Dpo(Chat):
 
 def _sides(samples: Sequence[Any] | np.ndarray) -> list[Example]:
     """The prompts with chosen answers, then those with rejected ones."""
-    pairs = [np.split(sample.ids, np.flatnonzero(sample.ids & SECOND)) for sample in samples]
-    return [Example(pair[side] & ~SECOND) for side in range(2) for pair in pairs]
+    found = []
+    for side in (0, SECOND):
+        for sample in samples:
+            own = np.asarray(sample.label) & SECOND == side
+            found.append(Example(sample.ids[own], label=sample.label[own]))
+    return found
 
 
 def preference_loss(ratios_2B: Tensor, tokens_2B: Tensor, options: DpoOptions) -> Tensor:
@@ -120,8 +127,6 @@ class DpoOptions(CheckedOptions):
     loss: Literal["sigmoid", "hinge", "ipo"] = "sigmoid"  # DPO's own, SLiC's (2305.10425) or IPO's (2310.12036)
     label_smoothing: float = 0.0  # sigmoid: the share of pairs whose answers may be interchanged
     weight: float = 1.0  # factor of this loss
-    answers_only: ClassVar = True
-    word_dropout: ClassVar = 0.0
     objective: ClassVar[type[Objective]] = Dpo
 
     def __post_init__(self) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from tformer.data.batching.windows import LmWindows, Packing, Windows
-from tformer.data.shards.chat_tokens import marked_corpus, marked_ids
+from tformer.data.shards.chat_tokens import MarkedCorpus, answer_ids, join_sequences, marked_corpus
 from tformer.data.shards.corpus import Example, TokenCorpus
 from tformer.data.sources.conversations import (
     Conversation,
@@ -29,6 +30,14 @@ from tformer.tokenizer.chat import ChatTemplate
 from tformer.workers.work import Work
 
 
+class ConversationWindows(LmWindows):
+    """Windows of a `MarkedCorpus`; the label of a sample is the marks of its ids."""
+
+    def _example(self, start: int, text: np.ndarray) -> Example:
+        assert isinstance(self.corpus, MarkedCorpus)
+        return replace(super()._example(start, text), label=self.corpus.marks_of(start, start + len(text)))
+
+
 class Chat(MaskedText):
     """Conversations, or texts that are learned whole. The objective measures them, as for masked text.
 
@@ -41,7 +50,7 @@ class Chat(MaskedText):
     row_keys: ClassVar[RowKeys] = ()
     unit: ClassVar[str] = "conversations"
     table: ClassVar[type[ConversationTable]] = ConversationTable
-    corpus_type: ClassVar[type[TokenCorpus]] = TokenCorpus
+    corpus_type: ClassVar[type[MarkedCorpus]] = MarkedCorpus
 
     def open(
         self, specs: Sequence[SourceSpec], data: Data | ChosenData, recipe: Recipe
@@ -65,9 +74,9 @@ class Chat(MaskedText):
         )
 
     def encoder(self, tokenizer: Tokenizer, recipe: Recipe) -> tuple[Callable[[Any], Sequence[Any]], str]:
-        """(function from a row to the marked ids of each example's sequences, key of the options it depends on)."""
+        """(function from a row to the sequences of each example, key of the options it depends on)."""
         template = ChatTemplate(tokenizer, recipe.tokenizer.chat_template)
-        return lambda row: [[ids] for ids in marked_ids(row, template)], f"{tokenizer.sha256} {template.source}"
+        return lambda row: [[each] for each in answer_ids(row, template)], f"{tokenizer.sha256} {template.source}"
 
     def corpus(self, source: Any, tokenizer: Tokenizer, recipe: Recipe, work: Work) -> TokenCorpus:
         """The rows of a source as tokens; rows that are too long are left out or cut. Errors: none is left."""
@@ -81,7 +90,7 @@ class Chat(MaskedText):
     ) -> Sequence[Windows]:
         """As many whole conversations as fit, or with packing "none" one each."""
         packing: Packing = "none" if recipe.data.packing == "none" else "documents"
-        return [LmWindows(corpus, recipe.seq_len, packing=packing, document_mask=True) for corpus in corpora]
+        return [ConversationWindows(corpus, recipe.seq_len, packing=packing, document_mask=True) for corpus in corpora]
 
     def first_try(self, recipe: Recipe, opening: str) -> tuple[str, ...]:
         return ("chat",)
@@ -93,10 +102,10 @@ class Chat(MaskedText):
         assert tokenizer is not None and given.text is not None
         encode, _ = self.encoder(tokenizer, recipe)
         sides = encode(self.given_row(given.text, given.text if given.target is None else given.target))[-1]
-        if (longest := max(map(len, sides))) > recipe.seq_len + 1:
+        if (longest := max(len(side.ids) for side in sides)) > recipe.seq_len + 1:
             raise InputError(f"--text has {longest} tokens, the model reads {recipe.seq_len}")
-        ids = np.concatenate(sides)
-        return Example(ids, np.zeros(len(ids), dtype=np.int64)), self.context(recipe, tokenizer)
+        ids, marks = join_sequences(sides)
+        return Example(ids, np.zeros(len(ids), dtype=np.int64), label=marks), self.context(recipe, tokenizer)
 
     def given_row(self, text: str, answer: str) -> Any:
         """The row of a message and its answer."""

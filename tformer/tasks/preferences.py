@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tformer.build import build_model
-from tformer.data.batching.windows import LmWindows, Windows
+from tformer.data.batching.windows import Windows
 from tformer.data.encoding import encode_prompt
-from tformer.data.shards.chat_tokens import LEARNED, SECOND, WholeDocuments
+from tformer.data.shards.chat_tokens import WholeDocuments
 from tformer.data.sources.preferences import KEYS, Preference, PreferenceTable
 from tformer.decoding.prompts import encode_continuation
 from tformer.interop.adapters import base_of
@@ -23,10 +23,10 @@ from tformer.objectives.dpo import Dpo
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
 from tformer.tasks.base import ChosenData, HeldOut, RowKeys
-from tformer.tasks.chat import Chat
+from tformer.tasks.chat import Chat, ConversationWindows
 from tformer.tasks.text import Corpora
 from tformer.tokenizer import Tokenizer
-from tformer.tokenizer.chat import ChatTemplate
+from tformer.tokenizer.chat import ChatIds, ChatTemplate
 from tformer.workers.work import Work
 
 
@@ -48,13 +48,13 @@ class Preferences(Chat):
     def encoder(self, tokenizer: Tokenizer, recipe: Recipe) -> tuple[Callable[[Any], Sequence[Any]], str]:
         name = recipe.tokenizer.chat_template
         template = cache(partial(ChatTemplate, tokenizer, name))  # made once, and not for texts
-        return lambda row: [marked_sides(row, tokenizer, template)], f"{tokenizer.sha256} {name}"
+        return lambda row: [answer_sides(row, tokenizer, template)], f"{tokenizer.sha256} {name}"
 
     def cut(
         self, recipe: Recipe, corpora: Corpora, tokenizer: Tokenizer, *, room: int | None, moves: bool = True
     ) -> Sequence[Windows]:
         """One preference each."""
-        return [LmWindows(corpus, 2 * recipe.seq_len + 1, packing="none") for corpus in corpora]
+        return [ConversationWindows(corpus, 2 * recipe.seq_len + 1, packing="none") for corpus in corpora]
 
     def first_try(self, recipe: Recipe, opening: str) -> tuple[str, ...]:
         return ("generate", "--prompt", opening or "The ") if recipe.tokenizer.chat_template is None else ("chat",)
@@ -76,19 +76,17 @@ class Preferences(Chat):
         return found
 
 
-def marked_sides(row: Preference, tokenizer: Tokenizer, template: Callable[[], ChatTemplate]) -> list[np.ndarray]:
-    """int64 [t] of both sides, as `generate` reads the prompt and writes the answer and its end, with their marks.
+def answer_sides(row: Preference, tokenizer: Tokenizer, template: Callable[[], ChatTemplate]) -> list[ChatIds]:
+    """Both sides, as `generate` reads the prompt and writes the answer and its end.
 
-    Messages are in the chat template, and the answers from the first that differs on are marked. Raises InputError,
+    Messages are in the chat template, and the answers are those from the first that differs on. Raises InputError,
     with the row's place, for messages that the template refuses, or a tokenizer that has none.
     """
     if row.prompt is not None:
         prompt, end = encode_prompt(tokenizer, row.prompt), tokenizer.special.eos
         ends = [] if end is None else [end]
-        ids = [
-            [*prompt, *encode_continuation(tokenizer, row.prompt, text), *ends] for text in (row.chosen, row.rejected)
-        ]
-        marks = [np.ones(len(each), dtype=bool) for each in ids]
+        texts = [encode_continuation(tokenizer, row.prompt, text) for text in (row.chosen, row.rejected)]
+        found = [ChatIds(ids, np.ones(len(ids), dtype=bool)) for ids in ([*prompt, *text, *ends] for text in texts)]
         start = len(prompt)
     else:
         try:
@@ -99,11 +97,9 @@ def marked_sides(row: Preference, tokenizer: Tokenizer, template: Callable[[], C
         if len({tuple(tuple(each.ids) for each in side[:-1]) for side in sides}) > 1:
             what = "earlier answers differ, and the chat template rewrites them when more messages follow"
             raise InputError(f"{row.place}: {what}")
-        ids, marks = [each.ids for each in found], [each.answers for each in found]
-        start = len(commonprefix(ids))  # noqa: RUF071 (these are no paths)
-        while start and marks[0][start - 1]:
+        start = len(commonprefix([each.ids for each in found]))  # noqa: RUF071 (these are no paths)
+        while start and found[0].answers[start - 1]:
             start -= 1
-    marks = [each & (np.arange(len(each)) >= start) for each in marks]
-    chosen, rejected = (np.array(each, dtype=np.int64) + LEARNED * mark for each, mark in zip(ids, marks, strict=True))
-    rejected[0] += SECOND
-    return [chosen, rejected]
+    for each in found:
+        each.answers[:start] = False
+    return found

@@ -20,7 +20,6 @@ from tformer.data.batching.mixture import MixedWindows, Samples
 from tformer.data.batching.windows import LmWindows, document_ids
 from tformer.data.encoding import encode_prompt
 from tformer.data.look import look_at_text
-from tformer.data.shards.chat_tokens import SECOND
 from tformer.data.shards.corpus import Example, TokenCorpus, token_corpus
 from tformer.data.sources.files import total_bytes
 from tformer.data.sources.text import TextSource, open_sources
@@ -77,7 +76,7 @@ def validation_batch(seq_len: int) -> int:
 
 def opening_of(ids: np.ndarray, tokenizer: Tokenizer) -> str:
     """Printable words that begin a line of these ids; "" where there are none."""
-    text = tokenizer.decode([i % SECOND for i in ids[:OPENING_TOKENS].tolist()])  # chats and preferences mark ids
+    text = tokenizer.decode(ids[:OPENING_TOKENS].tolist())
     first, *others = text.split("\n")  # the first one may begin in its middle
     line = next(filter(str.strip, others), first)
     line = " ".join("".join(c if c.isprintable() else " " for c in line).split())

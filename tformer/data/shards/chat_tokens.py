@@ -1,30 +1,36 @@
-"""Conversations as a token corpus in memory, in which the ids that are learned bear a mark."""
+"""Conversations as a token corpus in memory, with a mark for each id: whether it is learned, in which sequence."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from tformer.data.permutation import span_of
-from tformer.data.shards.corpus import TokenCorpus
+from tformer.data.shards.corpus import LEARNED, SECOND, TokenCorpus
 from tformer.data.sources.conversations import Conversation, ConversationSource
 from tformer.data.sources.reading import BadRows
 from tformer.support.errors import InputError
 from tformer.tokenizer.chat import ChatIds, ChatTemplate
 from tformer.workers.work import QUIET, Work
 
-LEARNED = 1 << 31
-"""Added to the ids of answers in a corpus: no vocabulary has as many entries."""
-SECOND = 1 << 30
-"""Added to the first id of the second sequence of a document."""
+
+@dataclass(frozen=True)
+class MarkedCorpus(TokenCorpus):
+    """A corpus in memory with the marks of its ids."""
+
+    marks: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.uint8))  # of the whole shard
+
+    def marks_of(self, start: int, stop: int) -> np.ndarray:
+        """uint8 [t]: the marks of ids [start, stop)."""
+        return self.marks[self.start + start : self.start + stop]
 
 
 @dataclass(frozen=True)
-class WholeDocuments(TokenCorpus):
+class WholeDocuments(MarkedCorpus):
     """A corpus whose documents are never divided."""
 
     def split(self, *, fraction: float) -> tuple[TokenCorpus, TokenCorpus]:
@@ -43,11 +49,11 @@ class WholeDocuments(TokenCorpus):
         return self.subset(int(self.document_offsets[start]), int(self.document_offsets[stop]))
 
 
-def marked_ids(conversation: Conversation, template: ChatTemplate) -> list[np.ndarray]:
-    """Ids int64 [t] of each example of a conversation, with the ids of answers marked; all ids of a text are.
+def answer_ids(conversation: Conversation, template: ChatTemplate) -> list[ChatIds]:
+    """The examples of a conversation; a text is an answer as a whole, with an end of text.
 
-    The first id is never marked, since no id precedes it; a text gets an end of text. Raises InputError, with the row's
-    place, for messages that the template refuses.
+    The first id is in no answer, since no id precedes it. Raises InputError, with the row's place, for messages that
+    the template refuses.
     """
     tokenizer = template.tokenizer
     if not conversation.messages:
@@ -62,42 +68,49 @@ def marked_ids(conversation: Conversation, template: ChatTemplate) -> list[np.nd
             raise InputError(f"{conversation.place}: {error.message}", hint=error.hint) from error
     for each in found:
         each.answers[:1] = False
-    return [np.array(each.ids, dtype=np.int64) + LEARNED * each.answers for each in found]
+    return found
+
+
+def join_sequences(sequences: Sequence[ChatIds]) -> tuple[np.ndarray, np.ndarray]:
+    """(ids int64 [t], marks uint8 [t]) of one or two sequences, one after the other."""
+    ids = np.concatenate([np.array(each.ids, dtype=np.int64) for each in sequences])
+    marks = [LEARNED * each.answers + SECOND * number for number, each in enumerate(sequences)]
+    return ids, np.concatenate(marks).astype(np.uint8)
 
 
 def marked_corpus(
     source: ConversationSource,
-    encode: Callable[[Any], Sequence[Sequence[np.ndarray]]],
+    encode: Callable[[Any], Sequence[Sequence[ChatIds]]],
     *,
     key: str,
     seq_len: int,
     overlong: Literal["drop", "truncate"],
     unit: str = "conversations",
-    kind: type[TokenCorpus] = TokenCorpus,
+    kind: type[MarkedCorpus] = MarkedCorpus,
     work: Work = QUIET,
-) -> TokenCorpus:
+) -> MarkedCorpus:
     """The examples whose sequences each have an answer within seq_len + 1 ids; each example is one document.
 
-    encode: the marked ids of the sequences of a row's examples. key: of how it encodes, for the fingerprint. overlong:
+    encode: the sequences of a row's examples. key: of how it encodes, for the fingerprint. overlong:
     longer ones are left out, or cut at their end. `notes` of the result count them, those without an answer, and those
     whose two sequences are equal.
 
     Raises InputError for a wrong row, for messages that the template refuses, and where nothing is left; Interrupted if
     `work` is stopped.
     """
-    parts: list[np.ndarray] = []
+    parts: list[tuple[np.ndarray, np.ndarray]] = []
     rows = read = too_long = mute = equal = 0
     for rows, row in enumerate(source.rows(), 1):
         work.raise_if_stopped(f"while tokenizing {source.name}")
         for found in encode(row):
-            fits = max(map(len, found)) <= seq_len + 1
+            fits = max(len(each.ids) for each in found) <= seq_len + 1
             read, too_long = read + 1, too_long + (not fits)
-            cut = [ids[: seq_len + 1] for ids in found]
+            cut = [ChatIds(each.ids[: seq_len + 1], each.answers[: seq_len + 1]) for each in found]
             if fits or overlong == "truncate":
-                if len(cut) > 1 and np.array_equal(cut[0] % SECOND, cut[1] % SECOND):
+                if len(cut) > 1 and cut[0].ids == cut[1].ids:
                     equal += 1
-                elif all(ids.max(initial=0) >= LEARNED for ids in cut):
-                    parts.append(np.concatenate(cut))
+                elif all(each.answers.any() for each in cut):
+                    parts.append(join_sequences(cut))
                 else:
                     mute += 1
         work.report(rows)
@@ -117,10 +130,12 @@ def marked_corpus(
         why = "the chat template rewrites an answer when more messages follow"
         notes, unit = (f"{source.name}: {rows:,} {unit} are {read:,} examples: {why}",), "examples"
     done = ("left out" if overlong == "drop" else "cut at their end", "left out", "left out")
-    starts = np.cumsum([0, *map(len, parts[:-1])]).tolist()
+    ids, marks = zip(*parts, strict=True)
+    starts = np.cumsum([0, *map(len, ids[:-1])]).tolist()
     key = f"{source.fingerprint()} {key} {seq_len} {overlong}"
     return replace(
-        kind.from_ids(np.concatenate(parts), documents=starts, name=source.name),
+        kind.from_ids(np.concatenate(ids), documents=starts, name=source.name),
+        marks=np.concatenate(marks),
         fingerprint=hashlib.sha256(key.encode()).hexdigest(),
         notes=(
             *notes,

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 import numpy as np
 
@@ -49,13 +49,17 @@ LOCK = "lock"  # a file of a directory that is being filled, locked by the proce
 BOUNDARY_TOLERANCE = 0.1  # a split moves to a document's start that is nearer than this share of the last part
 
 
+LEARNED, SECOND = 1, 2
+"""Bits of the marks of a conversation: of the ids of answers, and of all ids of the second of two sequences."""
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
     """One sample: ids [t], and further values that the objective needs.
 
     `document_ids` [t]: the document of the sample that each id belongs to (0, 1, ...). `token_type_ids` [t]: 0 for the
     first text, 1 for the second. `label`: a class, a score, an array [L] of zeros and ones (several labels), an array
-    [t] with one for each id, 1 for a second text that is not the next one, or bool [t]: whether each id is predicted.
+    [t] with one for each id, 1 for a second text that is not the next one, or marks [t] of a conversation.
     """
 
     ids: np.ndarray
@@ -79,23 +83,23 @@ class TokenCorpus:
     shards: tuple[Items, ...]
     shard_tokens: int
     all_documents: Items  # int64 [documents + 1]: where each begins; the last is where the corpus ends
-    marks: Items  # int64 [m, 2]: (tokens, utf-8 bytes) before a point, from (0, 0) to the whole corpus
+    byte_counts: Items  # int64 [m, 2]: (tokens, utf-8 bytes) before a point, from (0, 0) to the whole corpus
     start: int
     stop: int
     fingerprint: str  # sha256 of the text and its document boundaries: equal text, equal fingerprint
     notes: tuple[str, ...] = ()  # for the user, for example where the cache is
-    decode: Callable[[list[int]], str] | None = None  # exact byte counts of parts cut between two marks
+    decode: Callable[[list[int]], str] | None = None  # exact byte counts of parts cut between two points
     owner: object = field(default=None, repr=False)  # of a temporary folder, which is deleted with it
 
     @classmethod
     def from_ids(
         cls, ids: Sequence[int] | np.ndarray, *, documents: Sequence[int] = (), num_bytes: int = 0, name: str = "memory"
-    ) -> TokenCorpus:
+    ) -> Self:
         """A corpus in memory; `documents` are the positions where documents begin (default: one document)."""
         array = np.asarray(ids, dtype=np.uint32)
         starts = np.array([*(documents or [0]), len(array)], dtype=np.int64)
-        marks = np.array([[0, 0], [len(array), num_bytes]], dtype=np.int64)
-        return cls(name, (array,), max(1, len(array)), starts, marks, 0, len(array), fingerprint="")
+        byte_counts = np.array([[0, 0], [len(array), num_bytes]], dtype=np.int64)
+        return cls(name, (array,), max(1, len(array)), starts, byte_counts, 0, len(array), fingerprint="")
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -130,7 +134,9 @@ class TokenCorpus:
     @property
     def files(self) -> tuple[ArrayFile, ...]:
         """The unverified files that a training reads on demand; empty for a small corpus."""
-        return tuple(part for part in (*self.shards, self.all_documents, self.marks) if isinstance(part, ArrayFile))
+        return tuple(
+            part for part in (*self.shards, self.all_documents, self.byte_counts) if isinstance(part, ArrayFile)
+        )
 
     def document_numbers(self, places: np.ndarray) -> np.ndarray:
         """int64, the shape of `places`: the number of the document that each token belongs to, from 1."""
@@ -189,11 +195,11 @@ class TokenCorpus:
         return self.subset(*span_of(len(self), fraction=fraction, seed=seed))
 
     def _bytes_before(self, position: int) -> int:
-        mark = bisect_right(self.marks, position, key=itemgetter(0)) - 1
-        tokens, size = (int(value) for value in self.marks[mark])
+        point = bisect_right(self.byte_counts, position, key=itemgetter(0)) - 1
+        tokens, size = (int(value) for value in self.byte_counts[point])
         if tokens == position:
             return size
-        next_tokens, next_size = (int(value) for value in self.marks[mark + 1])
+        next_tokens, next_size = (int(value) for value in self.byte_counts[point + 1])
         share = (position - tokens) / (next_tokens - tokens)
         if self.decode is not None:  # exact for a tokenizer without loss, and in proportion for the others
             ids = replace(self, start=0, stop=next_tokens).slice(tokens, next_tokens).tolist()
@@ -354,7 +360,7 @@ def _open_entry(
     """Opens a cache entry. Raises DamagedShardError if a file is missing, cut, changed or of another tokenizer."""
     digest, int64 = bytes.fromhex(tokenizer.sha256), np.dtype("int64")
     documents = ArrayFile(entry / "documents.bin", int64, tokenizer=digest)
-    marks = ArrayFile(entry / "marks.bin", int64, tokenizer=digest, columns=2)
+    byte_counts = ArrayFile(entry / "marks.bin", int64, tokenizer=digest, columns=2)
     dtype, facts = token_dtype(tokenizer.vocab_size), documents.header
     if facts.vocab_size != tokenizer.vocab_size or facts.shard_tokens < 1:
         raise damaged(documents.path, "it describes another corpus")
@@ -371,7 +377,7 @@ def _open_entry(
         shards=tuple(shard.load() if few else shard for shard in shards),
         shard_tokens=facts.shard_tokens,
         all_documents=documents.load() if documents.num_bytes <= MEMORY_BYTES else documents,
-        marks=marks.load() if marks.num_bytes <= MEMORY_BYTES else marks,
+        byte_counts=byte_counts.load() if byte_counts.num_bytes <= MEMORY_BYTES else byte_counts,
         start=0,
         stop=facts.tokens,
         fingerprint=facts.text.hex(),
