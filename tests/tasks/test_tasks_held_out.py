@@ -87,6 +87,12 @@ def labelled(folder: Path) -> tuple[str, list[object]]:
     return ENCODER, ["--data", write_table(folder / "data.tsv", ("label", "text_a", "text_b"), pairs(120))]
 
 
+def tagged(folder: Path) -> tuple[str, list[object]]:
+    rows = [{"words": words.split(), "tags": ["T"] + ["O"] * words.count(" ")} for _, words in sentences(60, 6)]
+    (folder / "tags.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return ENCODER, ["--data", folder / "tags.jsonl", "--objective", "token_classification"]
+
+
 def images(folder: Path) -> tuple[str, list[object]]:
     return IMAGES, ["--data", write_images(folder / "data", 20)]
 
@@ -175,7 +181,7 @@ def test_a_sweep_resolves_to_the_data_that_train_reads(cli: Cli, tmp_path: Path)
     assert found.fingerprint == json.loads((run / "environment.json").read_text())["data_fingerprint"]
 
 
-@pytest.mark.parametrize("make", [text, masked_text, sentence_pairs, labelled, images, translations])
+@pytest.mark.parametrize("make", [text, masked_text, sentence_pairs, labelled, tagged, images, translations])
 def test_a_fraction_of_the_data_is_a_fixed_part_of_what_is_trained_on(
     make: Callable[[Path], tuple[str, list[object]]], tmp_path: Path
 ) -> None:

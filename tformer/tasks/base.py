@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -114,11 +115,11 @@ class TrainingData:
         bad_rows: rows that were left out, as lines of jsonl; None: none were.
     """
 
-    tokenizer: Tokenizer | None
     samples: Samples
     validate: Validate
     context: ObjectiveContext
     fingerprint: str
+    tokenizer: Tokenizer | None = None
     packed: bool = False
     label_mean: float | None = None
     target_tokenizer: Tokenizer | None = None
@@ -314,8 +315,47 @@ class GivenExample:
             raise InputError(f"--{given[0] if given else needs}: --{needs} is missing", hint=f"it is read by {reader}")
 
 
+@dataclass(frozen=True)
+class TrainingSets:
+    """What a training reads, replaced stage by stage: its recipe, sources, tokenizers and sets of examples.
+
+    Attributes:
+        start: with the recipe as far as it is known.
+        valid_sources: () where some of the training data is held out.
+        train, valid: one set of examples, or one for each source.
+        whole: the training sources' before some was held out.
+    """
+
+    start: TrainingStart
+    work: Work
+    sources: Sequence[Any] = ()
+    valid_sources: Sequence[Any] = ()
+    tokenizers: Tokenizers = (None, None)
+    train: Sequence[Any] = ()
+    valid: Sequence[Any] = ()
+    whole: Sequence[Any] = ()
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.start.recipe
+
+    @property
+    def all_sources(self) -> list[Any]:
+        return [*self.sources, *self.valid_sources]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of texts: of the source, or of both sides."""
+        tokenizer, _ = self.tokenizers
+        assert tokenizer is not None
+        return tokenizer
+
+    def with_recipe(self, recipe: Recipe) -> TrainingSets:
+        return replace(self, start=replace(self.start, recipe=recipe))
+
+
 class Task(ABC):
-    """One kind of data.
+    """One kind of data. `training_data` reads it by the hooks that stand behind it, in their order.
 
     Attributes:
         description: of its models, for error messages.
@@ -330,12 +370,73 @@ class Task(ABC):
     tokenizer_texts: ClassVar[str]
     row_keys: ClassVar[RowKeys] = ()
 
-    @abstractmethod
     def training_data(self, start: TrainingStart, work: Work) -> tuple[Recipe, TrainingData]:
         """Read the data of a training, and hold out a part of it where the recipe names no validation data.
 
         Returns the recipe with the values that follow from the data, such as labels and columns, and the data.
         """
+        recipe = self.prepared(start.recipe)
+        data = recipe.data
+        ungrouped = data.model_copy(update={"columns": data.columns.model_copy(update={"group": None})})
+        valid_sources = self.open(data.valid, ungrouped, recipe) if data.valid else ()
+        sets = TrainingSets(replace(start, recipe=recipe), work, self.open(data.train, data, recipe), valid_sources)
+        sets = self.settled(sets)
+        sets = replace(sets, tokenizers=self.obtain_tokenizers(sets))
+        sets = self.tokenized(sets.with_recipe(self.fitted(sets)))
+        sets = replace(sets, train=self.chosen(sets))
+        work.note_all(*sets.all_sources, *sets.train, *sets.valid)
+        note_rows(sets.all_sources, work)
+        found, (tokenizer, target_tokenizer) = self.assembled(sets), sets.tokenizers
+        return sets.recipe, replace(
+            found,
+            tokenizer=tokenizer,
+            target_tokenizer=target_tokenizer,
+            fingerprint=found.fingerprint + "".join(source.samples() for source in sets.all_sources),
+            bad_rows=partial(bad_row_lines, sets.all_sources) if data.reading.drops else None,
+        )
+
+    def prepared(self, recipe: Recipe) -> Recipe:
+        """The recipe before any data is read. Errors: settings that this kind of data does not have."""
+        return recipe
+
+    def open(self, specs: Sequence[SourceSpec], data: Data | ChosenData, recipe: Recipe) -> Sequence[Any]:
+        """The sources of a training or an evaluation; without any specs the built-in one. Errors: there is none."""
+        raise NotImplementedError
+
+    def settled(self, sets: TrainingSets) -> TrainingSets:
+        """With the recipe that follows from the rows, such as labels."""
+        return sets
+
+    def obtain_tokenizers(self, sets: TrainingSets) -> Tokenizers:
+        """The tokenizers of the training; new ones are trained on its sources."""
+        raise NotImplementedError
+
+    def fitted(self, sets: TrainingSets) -> Recipe:
+        """The recipe that follows from the tokenizers. Errors: tokenizers that do not fit it."""
+        return sets.recipe
+
+    def tokenized(self, sets: TrainingSets) -> TrainingSets:
+        """With the examples of all sources, of which some are held out where there is no validation data."""
+        whole = self.tokenize(sets, sets.sources, validation=False)
+        valid = self.tokenize(sets, sets.valid_sources, validation=True) if sets.valid_sources else []
+        train, held_out = self.hold_out(whole, sets.recipe.data)
+        return replace(sets, train=train, valid=valid or held_out, whole=whole)
+
+    def tokenize(self, sets: TrainingSets, sources: Sequence[Any], *, validation: bool) -> Sequence[Any]:
+        """The examples of the training or of the validation sources."""
+        raise NotImplementedError
+
+    def hold_out(self, sets: Sequence[Any], data: Data) -> tuple[Sequence[Any], Sequence[Any]]:
+        """(training part, held-out part) of the training data. With validation data nothing is held out for that."""
+        return (sets, []) if data.valid else hold_out(sets, data)
+
+    def chosen(self, sets: TrainingSets) -> Sequence[Any]:
+        """The examples to train on: the share `data.fraction` of them."""
+        return [share_of_training(each, sets.recipe) for each in sets.train]
+
+    def assembled(self, sets: TrainingSets) -> TrainingData:
+        """The data of the training, with notes. `training_data` adds tokenizers, samples of files and bad rows."""
+        raise NotImplementedError
 
     def survey(self, recipe: Recipe) -> Survey | None:
         """Number and length of the training examples, for defaults that follow them; None: there are none.

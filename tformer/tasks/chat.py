@@ -22,7 +22,7 @@ from tformer.objectives.base import ObjectiveContext
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Data, SourceSpec
 from tformer.support.errors import InputError
-from tformer.tasks.base import ChosenData, GivenExample, RowKeys, Tokenizers
+from tformer.tasks.base import ChosenData, GivenExample, RowKeys, Tokenizers, TrainingSets
 from tformer.tasks.masked_text import MaskedText
 from tformer.tasks.text import Corpora
 from tformer.tokenizer import Tokenizer
@@ -61,17 +61,19 @@ class Chat(MaskedText):
             raise InputError(f"{kind} has no built-in data", hint=f"give {self.unit}: --data FILE.jsonl")
         return open_conversations(specs, format=recipe.data.format, kind=self.table, reading=data.reading)
 
-    def resolved(self, recipe: Recipe, sources: Sequence[Any], tokenizer: Tokenizer) -> Recipe:
+    def fitted(self, sets: TrainingSets) -> Recipe:
         """The recipe with the template, and the tokens that end an answer as stop tokens."""
+        recipe, tokenizer = sets.recipe, sets.tokenizer
         template = ChatTemplate(tokenizer, recipe.tokenizer.chat_template)
         ends = dict.fromkeys([*recipe.generation.stop_tokens, *template.ends])
         stops = tuple(token for token in ends if token != tokenizer.special.eos)
-        return recipe.model_copy(
+        recipe = recipe.model_copy(
             update={
                 "tokenizer": recipe.tokenizer.model_copy(update={"chat_template": template.source}),
                 "generation": recipe.generation.model_copy(update={"stop_tokens": stops}),
             }
         )
+        return super().fitted(sets.with_recipe(recipe))
 
     def encoder(self, tokenizer: Tokenizer, recipe: Recipe) -> tuple[Callable[[Any], Sequence[Any]], str]:
         """(function from a row to the sequences of each example, key of the options it depends on)."""

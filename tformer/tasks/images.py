@@ -39,9 +39,11 @@ class Images(Labelled):
             )
         train = _read(recipe, data.train, data.labels, work)
         require_its_classes(recipe, train.label_names)
-        train, valid = split_labelled(train, data)
+        [train], held_out = split_labelled([train], data)
         if data.valid:
             valid = _read(recipe, data.valid, train.label_names, work)
+        else:
+            [valid] = held_out
         train = share_of_training(train, recipe)
         mean, std = data.image_mean, data.image_std
         if not mean or not std:
@@ -54,7 +56,7 @@ class Images(Labelled):
         work.note(
             f"data: {len(train):,} training images, {len(valid):,} validation images, {len(train.label_names)} classes"
         )
-        return labelled_training(recipe, train, valid, context, work, tokenizer=None)
+        return recipe, labelled_training(recipe, train, valid, context, work)
 
     def survey(self, recipe: Recipe) -> Survey | None:
         images, side, channels = survey_images(recipe.data.train[0].path)

@@ -9,7 +9,6 @@ import hashlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -56,13 +55,11 @@ from tformer.tasks.base import (
     Task,
     Tokenizers,
     TrainingData,
-    TrainingStart,
-    bad_row_lines,
+    TrainingSets,
     choose_data,
     note_rows,
     positions_of,
     require_finite_loss,
-    share_of_training,
 )
 from tformer.tasks.baselines import baselines_of_checkpoint, constant_baselines, constant_of
 from tformer.tasks.text import TEXT_OPTIONS
@@ -130,11 +127,12 @@ class Parts:
         return cls(rest[kept], rest[held_out], fold)
 
 
-def split_labelled(samples: Any, data: Data) -> tuple[Any, Any]:
+def split_labelled(sets: Sequence[Any], data: Data) -> tuple[Sequence[Any], Sequence[Any]]:
     """(training part, held-out part) of labelled texts or images. Texts that occur more than once are on one side."""
+    [samples] = sets
     parts = Parts.of(samples.labels, data, name=samples.name, rows=samples.rows)
     train = samples if len(parts.train) == len(samples) else samples.subset(parts.train)
-    return train, samples.subset(parts.valid)
+    return [train], [] if data.valid else [samples.subset(parts.valid)]
 
 
 def note_missing(recipe: Recipe, train: np.ndarray, valid: np.ndarray, work: Work) -> None:
@@ -176,32 +174,19 @@ def labels_note(recipe: Recipe, names: Sequence[str], look: Look | None) -> str:
     return line_on_labels(names, None if look is None else look.figures["labels"]) + second
 
 
-def labelled_training(
-    recipe: Recipe,
-    train: Any,
-    valid: Any,
-    context: ObjectiveContext,
-    work: Work,
-    *,
-    samples_key: str = "",
-    **facts: Any,
-) -> tuple[Recipe, TrainingData]:
-    """The recipe and the data of a training on labelled texts or images.
-
-    samples_key: of large files, behind the fingerprint.
-    """
+def labelled_training(recipe: Recipe, train: Any, valid: Any, context: ObjectiveContext, work: Work) -> TrainingData:
+    """The data of a training on labelled texts or images."""
     kind, names = label_kind_of(recipe), recipe.data.labels
     note_missing(recipe, train.labels, valid.labels, work)
-    return recipe, TrainingData(
+    return TrainingData(
         samples=train,
         validate=LabelledHeldOut(valid.name, valid, build_objective(recipe.objectives, context), recipe).validate,
         context=context,
-        fingerprint=hashlib.sha256(f"{train.fingerprint} {valid.fingerprint}".encode()).hexdigest() + samples_key,
+        fingerprint=hashlib.sha256(f"{train.fingerprint} {valid.fingerprint}".encode()).hexdigest(),
         tokens_per_sample=recipe.seq_len,
         valid_tokens=positions_of(valid, recipe.seq_len),
         baselines=lambda _: constant_baselines(kind, names, train.labels, valid.labels),
         first_try=("evaluate", "--mistakes", "mistakes.tsv"),
-        **facts,
     )
 
 
@@ -213,75 +198,70 @@ class Labelled(Task):
     tokenizer_texts = "labelled"
     row_keys: ClassVar[RowKeys] = (("text", "label"), ("text", "text2", "label"))
 
-    def training_data(self, start: TrainingStart, work: Work) -> tuple[Recipe, TrainingData]:
-        """Read and tokenize the rows. Errors: a file without labels, an unknown label, one class only."""
-        recipe, kind = start.recipe, label_kind_of(start.recipe)
-        data, options = recipe.data, recipe.objectives[0]
-        sources = open_sources(recipe, data.train, data)
-        valid_sources = open_sources(recipe, data.valid, data, grouped=False) if data.valid else []
-        require_same_texts((source.name, source.has_text2) for source in (*sources, *valid_sources))
-        told_apart = sources[0].has_text2 and recipe.model.embedding.token_types > 1
-        if getattr(options, "swap_pairs", False) and not told_apart:
+    def open(self, specs: Sequence[SourceSpec], data: Data | ChosenData, recipe: Recipe) -> Sequence[Any]:
+        """Errors: a file without labels."""
+        return open_sources(recipe, specs, data)
+
+    def settled(self, sets: TrainingSets) -> TrainingSets:
+        """The recipe with labels and columns, and validation sources that know the labels. Errors: one class only."""
+        recipe, kind, first = sets.recipe, label_kind_of(sets.recipe), sets.sources[0]
+        require_same_texts((source.name, source.has_text2) for source in sets.all_sources)
+        told_apart = first.has_text2 and recipe.model.embedding.token_types > 1
+        if getattr(recipe.objectives[0], "swap_pairs", False) and not told_apart:
             raise InputError(
                 "objectives.0.swap_pairs: needs pairs of texts and a model that distinguishes them "
                 "(embedding.token_types: 2)"
             )
-        index = None
+        data, names = recipe.data, () if kind == "score" else recipe.data.labels
         if kind != "score":
-            names = data.labels
             if not names:  # labels that a checkpoint or the teacher has too keep their names, and so their head
                 names = collect_labels(
-                    (row.label or "" for source in sources for row in source.rows()),
+                    (row.label or "" for source in sets.sources for row in source.rows()),
                     multi=kind == "labels",
                     separator=data.label_separator,
                 )
-                known = start.weights or start.teacher
+                known = sets.start.weights or sets.start.teacher
                 names = names if known is None else matching_names(known.recipe.data.labels, names)
-            index = _index(recipe, names)
             require_its_classes(recipe, names)
-        tokenizer = obtain_tokenizer(start, work, tokenizer_texts(sources, data, index))
-        whole = _tokenize(recipe, sources, tokenizer, index, work)
-        rows, valid = split_labelled(whole, data)
-        if valid_sources:
-            valid_sources = [source.checked(index) for source in valid_sources]
-            valid = _tokenize(recipe, valid_sources, tokenizer, index, work)
-        rows = share_of_training(rows, recipe)
-        first, labels = sources[0], () if index is None else index.names
         found = {"text": first.text_column, "text2": first.text2_column, "label": first.label_column}
-        resolved = data.model_copy(update={"labels": labels, "columns": data.columns.model_copy(update=found)})
-        recipe = recipe.model_copy(update={"data": resolved})
-        work.note_all(*sources, *valid_sources, rows, valid)
+        resolved = data.model_copy(update={"labels": names, "columns": data.columns.model_copy(update=found)})
+        sets = sets.with_recipe(recipe.model_copy(update={"data": resolved}))
+        return replace(sets, valid_sources=[source.checked(index_of(sets.recipe)) for source in sets.valid_sources])
+
+    def obtain_tokenizers(self, sets: TrainingSets) -> Tokenizers:
+        texts = tokenizer_texts(sets.sources, sets.recipe.data, index_of(sets.recipe))
+        return obtain_tokenizer(sets.start, sets.work, texts), None
+
+    def tokenize(self, sets: TrainingSets, sources: Sequence[Any], *, validation: bool) -> Sequence[Any]:
+        """Errors: an unknown label."""
+        return [_tokenize(sets.recipe, sources, sets.tokenizer, index_of(sets.recipe), sets.work)]
+
+    def hold_out(self, sets: Sequence[Any], data: Data) -> tuple[Sequence[Any], Sequence[Any]]:
+        return split_labelled(sets, data)
+
+    def assembled(self, sets: TrainingSets) -> TrainingData:
+        recipe, [rows], [valid], [whole] = sets.recipe, sets.train, sets.valid, sets.whole
+        data, kind, work = recipe.data, label_kind_of(recipe), sets.work
         if not data.train:
             work.note("no --data: telling apart which package of Python's library a text is from (python-packages)")
         work.note(f"data: {len(rows):,} training examples, {len(valid):,} validation examples")
-        note_rows([*sources, *valid_sources], work)
         look = None
-        if start.resumed is None:
+        if sets.start.resumed is None:
             look = look_at(
                 whole.rows,
                 whole.lengths,
                 unit="tokens",
-                valid=valid.rows if valid_sources else None,
+                valid=valid.rows if sets.valid_sources else None,
                 separator=data.label_separator if kind == "labels" else None,
                 has_classes=kind != "score",
             )
-        if index is not None:
-            work.note(labels_note(recipe, index.names, look))
+        if kind != "score":
+            work.note(labels_note(recipe, data.labels, look))
         for line in () if look is None else look.lines:
             work.note(line)
-        assert rows.labels is not None
-        counts = np.bincount(rows.labels, minlength=len(labels)) if kind == "classes" else None
-        return labelled_training(
-            recipe,
-            rows,
-            valid,
-            _context(recipe, tokenizer, counts),
-            work,
-            samples_key="".join(source.samples() for source in (*sources, *valid_sources)),
-            tokenizer=tokenizer,
-            label_mean=float(np.mean(rows.labels)) if index is None else None,
-            bad_rows=partial(bad_row_lines, [*sources, *valid_sources]) if data.reading.drops else None,
-        )
+        counts = np.bincount(rows.labels, minlength=len(data.labels)) if kind == "classes" else None
+        found = labelled_training(recipe, rows, valid, _context(recipe, sets.tokenizer, counts), work)
+        return replace(found, label_mean=float(np.mean(rows.labels)) if kind == "score" else None)
 
     def survey(self, recipe: Recipe) -> Survey | None:
         data = recipe.data
@@ -307,7 +287,7 @@ class Labelled(Task):
         recipe = loaded.recipe
         sources = open_sources(recipe, data.specs, data, grouped=data.held_out)
         work.note_all(*sources)
-        index = None if label_kind_of(recipe) == "score" else _index(recipe, recipe.data.labels)
+        index = index_of(recipe)
         sources = [source.checked(index) for source in sources]
         note_rows(sources, work)
         trained_on_pairs = recipe.data.columns.text2 is not None
@@ -450,8 +430,10 @@ def tokenizer_texts(sources: Sequence[LabelledSource], data: Data, index: LabelI
     return Texts.of(sources, read, part=f"labelled{held_out}")
 
 
-def _index(recipe: Recipe, names: tuple[str, ...]) -> LabelIndex:
-    return LabelIndex(names, multi=label_kind_of(recipe) == "labels", separator=recipe.data.label_separator)
+def index_of(recipe: Recipe) -> LabelIndex | None:
+    """The labels of a recipe by number; None for scores."""
+    kind, data = label_kind_of(recipe), recipe.data
+    return None if kind == "score" else LabelIndex(data.labels, multi=kind == "labels", separator=data.label_separator)
 
 
 def _tokenize(

@@ -63,13 +63,12 @@ from tformer.tasks.base import (
     Task,
     Tokenizers,
     TrainingData,
+    TrainingSets,
     TrainingStart,
-    bad_row_lines,
     hold_out,
     note_rows,
     require_finite_loss,
     share_of,
-    share_of_training,
 )
 from tformer.tasks.baselines import baselines_on_own_data, copy_baselines, label_baselines
 from tformer.tasks.continuations import PAIR_OPTIONS, score_lines, score_report
@@ -102,54 +101,62 @@ class Pairs(Task):
     tokenizer_texts = "pairs"
     row_keys = (("source", "target"),)
 
-    def training_data(self, start: TrainingStart, work: Work) -> tuple[Recipe, TrainingData]:
-        """Read, tokenize and filter the pairs.
+    def prepared(self, recipe: Recipe) -> Recipe:
+        return _with_shared_prefix(recipe)
 
-        Errors: files of different length, a missing column, no pair left, invalid decoding settings.
-        """
-        recipe = _with_shared_prefix(start.recipe)
-        data = recipe.data
-        sources = open_pairs(data.train, columns=data.columns, reading=data.reading)
-        valid_sources = open_pairs(data.valid, columns=data.columns, reading=data.reading) if data.valid else []
-        if (shared := shared_columns([*sources, *valid_sources])) is not None:
-            columns = data.columns.model_copy(update={"source": shared[0], "target": shared[1]})
-            recipe = recipe.model_copy(update={"data": data.model_copy(update={"columns": columns})})
-        tokenizer, own_target = obtain_tokenizers(
-            start, work, *(_tokenizer_texts(sources, data, side) for side in ("source", "target"))
-        )
-        tokenizers = (tokenizer, own_target or tokenizer)
+    def open(self, specs: Sequence[SourceSpec], data: Data | ChosenData, recipe: Recipe) -> Sequence[Any]:
+        """Errors: files of different length, a missing column."""
+        return open_pairs(specs, columns=data.columns, reading=data.reading)
+
+    def settled(self, sets: TrainingSets) -> TrainingSets:
+        """The recipe with the columns that all sources have."""
+        if (shared := shared_columns(sets.all_sources)) is None:
+            return sets
+        data = sets.recipe.data
+        columns = data.columns.model_copy(update={"source": shared[0], "target": shared[1]})
+        return sets.with_recipe(sets.recipe.model_copy(update={"data": data.model_copy(update={"columns": columns})}))
+
+    def obtain_tokenizers(self, sets: TrainingSets) -> Tokenizers:
+        texts = (_tokenizer_texts(sets.sources, sets.recipe.data, side) for side in ("source", "target"))
+        return obtain_tokenizers(sets.start, sets.work, *texts)
+
+    def fitted(self, sets: TrainingSets) -> Recipe:
+        """Errors: invalid decoding settings."""
+        PairValidation.plan(sets.recipe, _both(sets.tokenizers))
+        return sets.recipe
+
+    def tokenize(self, sets: TrainingSets, sources: Sequence[Any], *, validation: bool) -> Sequence[Any]:
+        """Errors: no pair left."""
+        how: dict[str, Any] = {"keep_all": validation, "tasks": tuple(source.task for source in sets.sources)}
+        return [_tokenize(sets.recipe, source, _both(sets.tokenizers), sets.work, **how) for source in sources]
+
+    def chosen(self, sets: TrainingSets) -> Sequence[Any]:
+        """The pairs to train on, with a sequence teacher those that it has translated."""
+        parts, teacher = super().chosen(sets), sets.recipe.teacher
+        if sets.start.teacher is not None and teacher is not None and teacher.kind == "sequence":
+            return _translated(sets.start, parts, _both(sets.tokenizers), sets.work)
+        return parts
+
+    def assembled(self, sets: TrainingSets) -> TrainingData:
+        recipe, tokenizers, parts, work = sets.recipe, _both(sets.tokenizers), sets.train, sets.work
+        data, held_out, own_target = recipe.data, join_pairs(sets.valid), sets.tokenizers[1]
         validation = PairValidation.plan(recipe, tokenizers)
-        tasks = tuple(source.task for source in sources)
-        parts = [_tokenize(recipe, source, tokenizers, work, tasks=tasks) for source in sources]
-        valid = [_tokenize(recipe, source, tokenizers, work, tasks=tasks, keep_all=True) for source in valid_sources]
-        look = None
-        if data.train and start.resumed is None:
-            rows = chain.from_iterable(part.rows() for part in parts)
-            validated = chain.from_iterable(part.rows() for part in valid) if valid else None
-            look = look_at(rows, np.concatenate([part.side_lengths for part in parts]), unit="tokens", valid=validated)
-        if not valid_sources:
-            parts, valid = hold_out(parts, recipe.data)
-        parts = [share_of_training(part, recipe) for part in parts]
-        held_out = join_pairs(valid)
-        if start.teacher is not None and recipe.teacher is not None and recipe.teacher.kind == "sequence":
-            parts = _translated(start, parts, tokenizers, work)
         samples: Samples = join_pairs(parts)
         weights = [spec.weight for spec in data.train]
-        mixture = ""
+        if not data.train:
+            work.note("no --data: learning to read dates as people write them (builtin:dates)")
         if any(weight is not None for weight in weights):  # sets in the shares of their weights
             shares = [1.0 if weight is None else weight for weight in weights]
             samples = MixedPairs(parts, shares, seed=recipe.seed)
             found = (f"{part.name} {share / sum(shares):.1%}" for part, share in zip(parts, shares, strict=True))
-            mixture = f"mixture: {', '.join(found)}"
-        work.note_all(*sources, *valid_sources, *parts, held_out)
-        note_rows([*sources, *valid_sources], work)
-        if not data.train:
-            work.note("no --data: learning to read dates as people write them (builtin:dates)")
-        if mixture:
-            work.note(mixture)
+            work.note(f"mixture: {', '.join(found)}")
         work.note(f"data: {sum(map(len, parts)):,} training pairs, {len(held_out):,} validation pairs")
-        for line in () if look is None else look.lines:
-            work.note(line)
+        if data.train and sets.start.resumed is None:
+            rows = chain.from_iterable(part.rows() for part in sets.whole)
+            validated = chain.from_iterable(part.rows() for part in sets.valid) if data.valid else None
+            lengths = np.concatenate([part.side_lengths for part in sets.whole])
+            for line in look_at(rows, lengths, unit="tokens", valid=validated).lines:
+                work.note(line)
         if own_target is not None:
             work.note(f"target tokenizer: {own_target.kind}, {own_target.vocab_size:,} ids")
         fingerprints = " ".join(part.fingerprint for part in (*parts, held_out))
@@ -159,20 +166,16 @@ class Pairs(Task):
         def guesses(objective: Objective) -> Baselines:
             return label_baselines(objective, samples, held_out, num_ids=tokenizers[1].vocab_size)
 
-        return recipe, TrainingData(
-            tokenizer=tokenizer,
-            target_tokenizer=own_target,
+        return TrainingData(
             samples=samples,
             validate=lambda *arguments: validation.validate(held_out, guesses, *arguments),
-            context=decoder_context(recipe, tokenizer, own_target),
-            fingerprint=hashlib.sha256(fingerprints.encode()).hexdigest()
-            + "".join(source.samples() for source in (*sources, *valid_sources)),
+            context=decoder_context(recipe, tokenizers[0], own_target),
+            fingerprint=hashlib.sha256(fingerprints.encode()).hexdigest(),
             sample=lambda *arguments: validation.sample(held_out, *arguments),
             tokens_per_sample=max(recipe.seq_len, recipe.target_seq_len),
             valid_tokens=held_out.lengths.sum() + DECODED_TOKEN * validation.decoded_tokens(held_out),
             baselines=lambda objective: guesses(objective) | validation.baselines(held_out),
             first_try=("generate", "--prompt", example),
-            bad_rows=partial(bad_row_lines, [*sources, *valid_sources]) if data.reading.drops else None,
         )
 
     def survey(self, recipe: Recipe) -> Survey | None:
@@ -392,6 +395,13 @@ def bare_texts(pairs: PairTokens, specs: Sequence[SourceSpec]) -> tuple[list[str
     texts = [[text[:COMPARED_CHARACTERS] for text in pairs.texts(index)] for index in range(len(pairs))]
     bare = (next((source[len(each) :] for each in prefixes if source.startswith(each)), source) for source, _ in texts)
     return list(bare), [target for _, target in texts]
+
+
+def _both(tokenizers: Tokenizers) -> tuple[Tokenizer, Tokenizer]:
+    """The tokenizers of source and target."""
+    source, target = tokenizers
+    assert source is not None
+    return source, target or source
 
 
 def _with_shared_prefix(recipe: Recipe) -> Recipe:

@@ -22,7 +22,7 @@ from tformer.nn.init import NoDraws
 from tformer.objectives.dpo import Dpo
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
-from tformer.tasks.base import ChosenData, HeldOut, RowKeys
+from tformer.tasks.base import ChosenData, HeldOut, RowKeys, TrainingSets
 from tformer.tasks.chat import Chat, ConversationWindows
 from tformer.tasks.text import Corpora
 from tformer.tokenizer import Tokenizer
@@ -40,10 +40,10 @@ class Preferences(Chat):
     table = PreferenceTable
     corpus_type = WholeDocuments
 
-    def resolved(self, recipe: Recipe, sources: Sequence[Any], tokenizer: Tokenizer) -> Recipe:
+    def fitted(self, sets: TrainingSets) -> Recipe:
         """The recipe with chat's values if the first row has messages."""
-        has_messages = any(row.prompt is None for source in sources[:1] for row in islice(source.rows(), 1))
-        return super().resolved(recipe, sources, tokenizer) if has_messages else recipe
+        has_messages = any(row.prompt is None for source in sets.sources[:1] for row in islice(source.rows(), 1))
+        return super().fitted(sets) if has_messages else sets.recipe
 
     def encoder(self, tokenizer: Tokenizer, recipe: Recipe) -> tuple[Callable[[Any], Sequence[Any]], str]:
         name = recipe.tokenizer.chat_template

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tformer.data.shards.marked_tokens import MarkedTokens
-from tformer.data.sources.labelled import LabelledSource
 from tformer.data.sources.questions import QuestionRow, open_questions
 from tformer.data.sources.tables import LabelledRow
 from tformer.evaluation.spans import answer_report, options_of, tokenized
 from tformer.recipe.data_defaults import Survey
 from tformer.recipe.recipe import Recipe
+from tformer.recipe.sections import Data, SourceSpec
 from tformer.support.errors import InputError
-from tformer.tasks.base import Baselines, GivenExample, RowKeys, TrainingStart
+from tformer.tasks.base import Baselines, ChosenData, GivenExample, RowKeys, TrainingStart
 from tformer.tasks.tagged import Tagged
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import QUIET, Work
@@ -30,10 +30,10 @@ class Questions(Tagged):
     tokenizer_texts = "questions"
     row_keys: ClassVar[RowKeys] = (("question", "context", "answers"),)
 
-    def open(self, specs: Any, data: Any) -> list[LabelledSource]:
+    def open(self, specs: Sequence[SourceSpec], data: Data | ChosenData, recipe: Recipe) -> Sequence[Any]:
         return open_questions(specs, reading=data.reading)
 
-    def settled(self, start: TrainingStart, rows: Iterator[Any], work: Work) -> Recipe:
+    def named(self, start: TrainingStart, rows: Iterator[Any], work: Work) -> Recipe:
         """The recipe that says whether a question may have no answer."""
         options, lacks = options_of(start.recipe), [not row.answers for row in rows]
         work.note(f"{len(lacks):,} questions, {sum(lacks):,} without an answer")

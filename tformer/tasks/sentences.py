@@ -19,16 +19,14 @@ from tformer.tasks.base import (
     HeldOut,
     Tokenizers,
     TrainingData,
-    TrainingStart,
+    TrainingSets,
     note_rows,
     positions_of,
-    share_of_training,
 )
 from tformer.tasks.baselines import label_baselines
 from tformer.tasks.labelled import labelled_sample
 from tformer.tasks.masked_text import MaskedText
-from tformer.tasks.text import note_text, open_text, opening_of, tokenizer_documents
-from tformer.tasks.tokenizers import obtain_tokenizer
+from tformer.tasks.text import note_text, opening_of
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import Work
 
@@ -40,28 +38,18 @@ class Sentences(MaskedText):
 
     tokenizer_texts = "sentences"
 
-    def training_data(self, start: TrainingStart, work: Work) -> tuple[Recipe, TrainingData]:
-        """Split, tokenize and pair the sentences. Errors: fewer than two documents, or no document of two sentences."""
-        recipe = start.recipe
-        data = recipe.data
-        sources = open_text(data.train, data)
-        valid_sources = open_text(data.valid, data) if data.valid else []
-        tokenizer = obtain_tokenizer(start, work, tokenizer_documents(sources, data))
+    def tokenize(self, sets: TrainingSets, sources: Sequence[Any], *, validation: bool) -> Sequence[Any]:
+        """Errors: fewer than two documents, or no document of two sentences."""
+        return [_read_sentences(sources, sets.tokenizer, sets.work)]
+
+    def assembled(self, sets: TrainingSets) -> TrainingData:
+        recipe, tokenizer, [train], [valid] = sets.recipe, sets.tokenizer, sets.train, sets.valid
         context = self.context(recipe, tokenizer)
-        train = _read_sentences(sources, tokenizer, work)
-        if valid_sources:
-            valid = _read_sentences(valid_sources, tokenizer, work)
-        else:
-            train, valid = train.split(fraction=data.valid_fraction)
-        train = share_of_training(train, recipe)
         pairs, valid_pairs = (_pairs(recipe, part, tokenizer) for part in (train, valid))
-        work.note_all(*sources, *valid_sources)
-        note_rows([*sources, *valid_sources], work)
-        note_text(start, sources, work)
-        work.note(f"data: {len(pairs):,} pairs of sentences to train on, {len(valid_pairs):,} to validate on")
+        note_text(sets.start, sets.sources, sets.work)
+        sets.work.note(f"data: {len(pairs):,} pairs of sentences to train on, {len(valid_pairs):,} to validate on")
         held_out = HeldOut("", valid_pairs, build_objective(recipe.objectives, context), recipe, VALIDATION_PAIRS)
-        return recipe, TrainingData(
-            tokenizer=tokenizer,
+        return TrainingData(
             samples=pairs,
             validate=held_out.validate,
             context=context,

@@ -24,7 +24,7 @@ from tformer.objectives import build_objective
 from tformer.objectives.base import ObjectiveContext
 from tformer.recipe.data_defaults import Survey, TagSurvey
 from tformer.recipe.recipe import Recipe
-from tformer.recipe.sections import Data
+from tformer.recipe.sections import Data, SourceSpec
 from tformer.support.errors import InputError
 from tformer.tasks.base import (
     Baselines,
@@ -35,11 +35,11 @@ from tformer.tasks.base import (
     Task,
     Tokenizers,
     TrainingData,
+    TrainingSets,
     TrainingStart,
     note_rows,
     positions_of,
     require_finite_loss,
-    share_of_training,
 )
 from tformer.tasks.baselines import baselines_on_own_data, constant_baselines
 from tformer.tasks.labelled import Parts, note_missing, tokenizer_texts
@@ -77,11 +77,10 @@ class Tagged(Task):
     tokenizer_texts = "tagged"
     row_keys: ClassVar[RowKeys] = (("words", "tags"),)
 
-    def open(self, specs: Any, data: Any) -> list[LabelledSource]:
-        """The sources of these specs."""
+    def open(self, specs: Sequence[SourceSpec], data: Data | ChosenData, recipe: Recipe) -> Sequence[Any]:
         return open_tagged(specs, columns=data.columns, reading=data.reading)
 
-    def settled(self, start: TrainingStart, rows: Iterator[Any], work: Work) -> Recipe:
+    def named(self, start: TrainingStart, rows: Iterator[Any], work: Work) -> Recipe:
         """The recipe with the names of the tags; a checkpoint's tags keep their order, and so their head."""
         data, examples = start.recipe.data, list(rows)
         names = data.labels
@@ -119,7 +118,7 @@ class Tagged(Task):
         return words_of(given.text or "", "--text")
 
     def survey(self, recipe: Recipe) -> Survey | None:
-        return TagSurvey(sum(1 for source in self.open(recipe.data.train, recipe.data) for _ in source.rows()))
+        return TagSurvey(sum(1 for source in self.open(recipe.data.train, recipe.data, recipe) for _ in source.rows()))
 
     def first_try(self, row: LabelledRow) -> tuple[str, ...]:
         """Options of `classify` for an example."""
@@ -131,31 +130,40 @@ class Tagged(Task):
 
     # What follows is the same for all texts with labels of tokens.
 
-    def training_data(self, start: TrainingStart, work: Work) -> tuple[Recipe, TrainingData]:
-        """Read and tokenize the data. Errors: what cannot be read, an unknown tag, one tag only."""
-        data = start.recipe.data
-        if data.subword_sampling:
-            raise InputError(f"data.subword_sampling: found {data.subword_sampling:g}, expected 0 with labelled words")
-        sources, valid_sources = self.open(data.train, data), self.open(data.valid, data) if data.valid else []
-        recipe = self.settled(start, (row for source in sources for row in source.rows()), work)
-        tokenizer = obtain_tokenizer(start, work, tokenizer_texts(sources, data, None))
-        kept, held_out = divided(sources, data)
-        train = self._tokenized(recipe, [kept], tokenizer, work)
-        valid = self._tokenized(recipe, valid_sources or [held_out], tokenizer, work)
-        work.note_all(*sources, *valid_sources, train, valid)
+    def prepared(self, recipe: Recipe) -> Recipe:
+        share = recipe.data.subword_sampling
+        if share:
+            raise InputError(f"data.subword_sampling: found {share:g}, expected 0 with labelled words")
+        return recipe
+
+    def settled(self, sets: TrainingSets) -> TrainingSets:
+        rows = (row for source in sets.sources for row in source.rows())
+        return sets.with_recipe(self.named(sets.start, rows, sets.work))
+
+    def obtain_tokenizers(self, sets: TrainingSets) -> Tokenizers:
+        return obtain_tokenizer(sets.start, sets.work, tokenizer_texts(sets.sources, sets.recipe.data, None)), None
+
+    def tokenized(self, sets: TrainingSets) -> TrainingSets:
+        """The examples of rows that were divided before. Errors: an unknown tag, one tag only."""
+        kept, held_out = divided(sets.sources, sets.recipe.data)
+        train, valid = (
+            self._tokenized(sets.recipe, sources, sets.tokenizer, sets.work)
+            for sources in ([kept], sets.valid_sources or [held_out])
+        )
+        return replace(sets, train=[train], valid=[valid])
+
+    def assembled(self, sets: TrainingSets) -> TrainingData:
+        recipe, [train], [valid], work = sets.recipe, sets.train, sets.valid, sets.work
         work.note(f"data: {len(train):,} training examples, {len(valid):,} validation examples")
         if recipe.data.labels:
             note_missing(recipe, _tags_of(train), _tags_of(valid), work)
-        note_rows([*sources, *valid_sources], work)
-        context = text_context(recipe, tokenizer)
+        context = text_context(recipe, sets.tokenizer)
         objective = build_objective(recipe.objectives, context)
-        return recipe, TrainingData(
-            tokenizer=tokenizer,
-            samples=share_of_training(train, recipe),
+        return TrainingData(
+            samples=train,
             validate=MarkedHeldOut(valid.name, valid, objective, recipe, task=self).validate,
             context=context,
-            fingerprint=" ".join(each.fingerprint for each in (train, valid))
-            + "".join(source.samples() for source in (*sources, *valid_sources)),
+            fingerprint=" ".join(each.fingerprint for each in (train, valid)),
             tokens_per_sample=recipe.seq_len,
             valid_tokens=positions_of(valid, recipe.seq_len),
             baselines=lambda _: self.baselines(recipe, train, valid),
@@ -169,7 +177,7 @@ class Tagged(Task):
         return replace(sample, label=None), text_context(recipe, tokenizer)
 
     def held_out(self, loaded: Loaded, data: ChosenData, work: Work) -> MarkedHeldOut:
-        sources, own = self.open(data.specs, data), loaded.recipe.data
+        sources, own = self.open(data.specs, data, loaded.recipe), loaded.recipe.data
         read = [divided(sources, own)[1]] if data.held_out else sources
         samples = self._tokenized(loaded.recipe, read, loaded.text_tokenizer, work)
         work.note_all(*sources, samples)

@@ -44,13 +44,12 @@ from tformer.tasks.base import (
     Task,
     Tokenizers,
     TrainingData,
+    TrainingSets,
     TrainingStart,
     Validate,
-    bad_row_lines,
     hold_out,
     note_rows,
     require_finite_loss,
-    share_of_training,
 )
 from tformer.tasks.baselines import baselines_on_own_data, text_baselines
 from tformer.tasks.tokenizers import LEFT_OUT, Texts, obtain_tokenizer, text_context
@@ -124,12 +123,18 @@ class CorpusTask(Task):
     row_keys: ClassVar[RowKeys] = (("text",),)
 
     def open(self, specs: Sequence[SourceSpec], data: Data | ChosenData, recipe: Recipe) -> Sequence[Any]:
-        """The sources of a training or an evaluation, without any specs the built-in text."""
         return open_text(specs, data)
 
-    def resolved(self, recipe: Recipe, sources: Sequence[Any], tokenizer: Tokenizer) -> Recipe:
-        """The recipe with the values that follow from sources and tokenizer."""
-        return recipe
+    def obtain_tokenizers(self, sets: TrainingSets) -> Tokenizers:
+        return obtain_tokenizer(sets.start, sets.work, tokenizer_documents(sets.sources, sets.recipe.data)), None
+
+    def fitted(self, sets: TrainingSets) -> Recipe:
+        """Errors: a tokenizer without the special tokens that the objective needs."""
+        self.context(sets.recipe, sets.tokenizer)
+        return sets.recipe
+
+    def tokenize(self, sets: TrainingSets, sources: Sequence[Any], *, validation: bool) -> Sequence[Any]:
+        return [self.corpus(source, sets.tokenizer, sets.recipe, sets.work) for source in sources]
 
     def corpus(self, source: Any, tokenizer: Tokenizer, recipe: Recipe, work: Work) -> TokenCorpus:
         """The tokens of a source."""
@@ -163,20 +168,10 @@ class CorpusTask(Task):
     def first_try(self, recipe: Recipe, opening: str) -> tuple[str, ...]:
         """The first command to try, see `TrainingData`. opening: see `opening_of`."""
 
-    def training_data(self, start: TrainingStart, work: Work) -> tuple[Recipe, TrainingData]:
-        """Tokenize the texts and cut them. Errors: too little text, a tokenizer without the tokens that are needed."""
-        recipe = start.recipe
-        data = recipe.data
-        sources = self.open(data.train, data, recipe)
-        valid_sources = self.open(data.valid, data, recipe) if data.valid else []
-        tokenizer = obtain_tokenizer(start, work, tokenizer_documents(sources, data))
-        recipe = self.resolved(recipe, [*sources, *valid_sources], tokenizer)
-        context = self.context(recipe, tokenizer)
-        train = [self.corpus(source, tokenizer, recipe, work) for source in sources]
-        valid = [self.corpus(source, tokenizer, recipe, work) for source in valid_sources]
-        if not valid:
-            train, valid = hold_out(train, data)
-        train = [share_of_training(corpus, recipe) for corpus in train]
+    def assembled(self, sets: TrainingSets) -> TrainingData:
+        """Errors: too little text."""
+        recipe, tokenizer, train, valid, work = sets.recipe, sets.tokenizer, sets.train, sets.valid, sets.work
+        data, context = recipe.data, self.context(recipe, tokenizer)
         # By default a mixture has the shares of the tokens; once one source has a weight, the others count as 1.
         weights = tuple(1.0 if spec.weight is None else spec.weight for spec in data.train)
         if all(spec.weight is None for spec in data.train):
@@ -187,9 +182,7 @@ class CorpusTask(Task):
                 raise InputError(
                     f"{corpus.name}: {len(corpus)} tokens are too few to validate on, at least 2 are needed"
                 )
-        work.note_all(*sources, *train, *valid)
-        note_rows([*sources, *valid_sources], work)
-        note_text(start, sources, work)
+        note_text(sets.start, sets.sources, work)
         if len(train) > 1:
             shares = (f"{part.name} {weight / sum(weights):.1%}" for part, weight in zip(train, weights, strict=True))
             work.note(f"mixture: {', '.join(shares)}")
@@ -198,15 +191,13 @@ class CorpusTask(Task):
             fingerprint.update(f"{corpus.fingerprint} {corpus.start} {corpus.stop}\n".encode())
         tokens, held_out = (sum(map(len, part)) for part in (train, valid))
         work.note(f"data: {tokens:,} training tokens, {held_out:,} validation tokens")
-        return recipe, TrainingData(
-            tokenizer=tokenizer,
+        return TrainingData(
             samples=windows[0] if len(windows) == 1 else MixedWindows(windows, weights, seed=recipe.seed),
             validate=self.validation(recipe, valid, tokenizer),
             context=context,
             fingerprint=fingerprint.hexdigest(),
             packed=all(part.lengths is None for part in windows) and not data.document_mask,
             sample=partial(self.sample, recipe, tokenizer),
-            bad_rows=partial(bad_row_lines, [*sources, *valid_sources]) if data.reading.drops else None,
             tokens_per_sample=recipe.seq_len,
             valid_tokens=held_out,
             files=tuple(dict.fromkeys(file for corpus in [*train, *valid] for file in corpus.files)),

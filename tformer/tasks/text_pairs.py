@@ -27,6 +27,7 @@ from tformer.objectives.base import ObjectiveContext
 from tformer.objectives.collate import pad_examples
 from tformer.objectives.contrastive import ContrastiveOptions
 from tformer.recipe.recipe import Recipe
+from tformer.recipe.sections import Data, SourceSpec
 from tformer.support.errors import InputError
 from tformer.tasks.base import (
     ChosenData,
@@ -36,11 +37,9 @@ from tformer.tasks.base import (
     Task,
     Tokenizers,
     TrainingData,
-    TrainingStart,
-    bad_row_lines,
+    TrainingSets,
     note_rows,
     positions_of,
-    share_of_training,
 )
 from tformer.tasks.labelled import chosen_part, labelled_sample, split_labelled
 from tformer.tasks.text import TEXT_OPTIONS
@@ -189,35 +188,39 @@ class TextPairs(Task):
     tokenizer_texts = "text_pairs"
     row_keys: ClassVar[RowKeys] = (("text", "text2"), ("text", "text2", "label"))
 
-    def training_data(self, start: TrainingStart, work: Work) -> tuple[Recipe, TrainingData]:
-        """Read and tokenize the pairs. Errors: no data, rows of one text, rows without a score where one is needed."""
-        recipe = start.recipe
-        data, scores = recipe.data, recipe.objectives[0].objective.reads_scores
-        if not data.train:
+    def open(self, specs: Sequence[SourceSpec], data: Data | ChosenData, recipe: Recipe) -> Sequence[Any]:
+        if not specs:
             kind = recipe.objectives[0].kind
             raise InputError(f"{kind} has no built-in data", hint="give pairs of texts: --data FILE.tsv")
-        sources = _open(data.train, data, scores=scores, columns=data.columns)
-        valid_sources = _open(data.valid, data, scores=scores, columns=data.columns) if data.valid else []
-        texts = Texts.of(sources, partial(_texts, sources), part="text pairs")
-        tokenizer = obtain_tokenizer(start, work, texts)
-        train = read_pairs(sources, recipe, tokenizer, scores=scores, work=work)
-        if valid_sources:
-            valid = read_pairs(valid_sources, recipe, tokenizer, scores=scores, work=work)
-        else:
-            train, valid = split_labelled(train, data)
-        train, first = share_of_training(train, recipe), sources[0]
+        return _open(specs, data, scores=recipe.objectives[0].objective.reads_scores, columns=data.columns)
+
+    def settled(self, sets: TrainingSets) -> TrainingSets:
+        """The recipe with the columns."""
+        recipe, first = sets.recipe, sets.sources[0]
         found = {"text": first.text_column, "text2": first.text2_column}
-        found |= {"label": first.label_column} if scores else {}
-        resolved = data.model_copy(update={"columns": data.columns.model_copy(update=found)})
-        recipe = recipe.model_copy(update={"data": resolved})
-        work.note_all(*sources, *valid_sources, train, valid)
-        work.note(f"data: {len(train):,} training pairs, {len(valid):,} validation pairs")
-        note_rows([*sources, *valid_sources], work)
-        context = text_context(recipe, tokenizer)
+        found |= {"label": first.label_column} if recipe.objectives[0].objective.reads_scores else {}
+        resolved = recipe.data.model_copy(update={"columns": recipe.data.columns.model_copy(update=found)})
+        return sets.with_recipe(recipe.model_copy(update={"data": resolved}))
+
+    def obtain_tokenizers(self, sets: TrainingSets) -> Tokenizers:
+        texts = Texts.of(sets.sources, partial(_texts, sets.sources), part="text pairs")
+        return obtain_tokenizer(sets.start, sets.work, texts), None
+
+    def tokenize(self, sets: TrainingSets, sources: Sequence[Any], *, validation: bool) -> Sequence[Any]:
+        """Errors: rows of one text, rows without a score where one is needed."""
+        scores = sets.recipe.objectives[0].objective.reads_scores
+        return [read_pairs(sources, sets.recipe, sets.tokenizer, scores=scores, work=sets.work)]
+
+    def hold_out(self, sets: Sequence[Any], data: Data) -> tuple[Sequence[Any], Sequence[Any]]:
+        return split_labelled(sets, data)
+
+    def assembled(self, sets: TrainingSets) -> TrainingData:
+        recipe, [train], [valid] = sets.recipe, sets.train, sets.valid
+        sets.work.note(f"data: {len(train):,} training pairs, {len(valid):,} validation pairs")
+        context, scores = text_context(recipe, sets.tokenizer), recipe.objectives[0].objective.reads_scores
         objective = build_objective(recipe.objectives, context)
         held_out = PairsHeldOut(valid.name, valid, objective, recipe, recipe.training.batch_size, scores=scores)
-        return recipe, TrainingData(
-            tokenizer=tokenizer,
+        return TrainingData(
             samples=train,
             validate=held_out.validate,
             context=context,
@@ -225,7 +228,6 @@ class TextPairs(Task):
             tokens_per_sample=2 * recipe.seq_len,
             valid_tokens=4 * positions_of(valid, recipe.seq_len),  # both sides, for the loss and for the vectors
             first_try=("evaluate",),
-            bad_rows=partial(bad_row_lines, [*sources, *valid_sources]) if data.reading.drops else None,
         )
 
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:

@@ -90,6 +90,7 @@ class SentenceCorpus:
     offsets: np.ndarray  # int64 [sentences + 1]
     documents: np.ndarray  # int64 [documents + 1], in sentences
     fingerprint: str
+    notes: tuple[str, ...] = ()
 
     @property
     def num_sentences(self) -> int:
