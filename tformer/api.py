@@ -73,9 +73,9 @@ from tformer.support.errors import InputError
 from tformer.support.formatting import shortened
 from tformer.support.keywords import flags_as_keywords, from_keywords, with_keywords
 from tformer.support.processes import ScratchFolder, process_lock
-from tformer.tasks import task_of
 from tformer.tasks.evaluate import HEADS as EVALUATION_HEADS
 from tformer.tasks.evaluate import evaluate_loaded, evaluation_task
+from tformer.tasks.table import task_of
 from tformer.tokenizer.tokenizer import require_unicode
 from tformer.training.display import Console
 from tformer.training.options import TrainOptions

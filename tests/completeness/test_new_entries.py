@@ -308,7 +308,7 @@ succeed(*train, "other", *sets(["optimizer.kind=sgd"]), "--dry-run", "--devices"
     "task": Entry(
         files={"tformer/tasks/counted_text.py": COUNTED_TEXT},
         rows={
-            "tformer/tasks/__init__.py": [
+            "tformer/tasks/table.py": [
                 before('    "text": Text(),\n', '    "counted_text": CountedText(),\n'),
                 before("from tformer.tasks.base import Task\n", "from tformer.tasks.counted_text import CountedText\n"),
             ],

@@ -453,8 +453,8 @@ def test_no_tokenizer_of_a_training_whose_data_changes_is_cached(
     tmp_path: Path, kind: str, change_while_decoded: Callable[..., None]
 ) -> None:
     from tformer.recipe import load_recipe
-    from tformer.tasks import task_of
     from tformer.tasks.base import TrainingStart
+    from tformer.tasks.table import task_of
     from tformer.tasks.tokenizers import CACHE
     from tformer.workers.work import Work
 

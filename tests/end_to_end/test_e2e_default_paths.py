@@ -33,7 +33,7 @@ from tformer.objectives import OBJECTIVES, unused_keys
 from tformer.recipe import Recipe, load_recipe
 from tformer.support.errors import InputError
 from tformer.support.shipped import list_presets
-from tformer.tasks import TASKS, task_of
+from tformer.tasks.table import TASKS, task_of
 
 Cli = Callable[..., Any]
 

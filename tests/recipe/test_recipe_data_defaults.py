@@ -27,7 +27,7 @@ from tformer.recipe.data_defaults import (
 )
 from tformer.recipe.load import Resolved
 from tformer.recipe.sizes import CHARACTERS, DEFAULT_MINUTES, TEXT
-from tformer.tasks import survey_of
+from tformer.tasks.table import survey_of
 from tformer.training.options import TrainOptions
 from tformer.training.request import find_training
 from tformer.workflows.sweep.grid import check_model

@@ -15,7 +15,7 @@ import tformer
 from tests.interop import tiny_folders as tiny
 from tformer.evaluation.options import EvaluationOptions
 from tformer.support.errors import InputError
-from tformer.tasks import TASKS
+from tformer.tasks.table import TASKS
 
 CHOICES, TEXTS, WRITTEN = 120, 40, 40
 TASK_NAMES = ("tiny_choice", "tiny_text", "tiny_writing")

@@ -29,8 +29,8 @@ from tformer.model import Transformer
 from tformer.recipe import list_presets, load_recipe
 from tformer.recipe.sections import Data, SourceSpec
 from tformer.support.errors import InputError
-from tformer.tasks import task_of
 from tformer.tasks.labelled import Parts, note_missing
+from tformer.tasks.table import task_of
 from tformer.training.display import Console
 from tformer.training.options import read_words
 from tformer.training.session import run_training

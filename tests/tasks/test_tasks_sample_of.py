@@ -16,8 +16,8 @@ from tformer.objectives import build_objective
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
-from tformer.tasks import task_of
 from tformer.tasks.base import GivenExample, TrainingData, TrainingStart
+from tformer.tasks.table import task_of
 from tformer.tasks.text import opening_of
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
 from tformer.workers.work import Work

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tformer.recipe import load_recipe
-from tformer.tasks import task_of
 from tformer.tasks import tokenizers as module
 from tformer.tasks.base import TrainingData, TrainingStart
+from tformer.tasks.table import task_of
 from tformer.tasks.tokenizers import CACHE
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import Work

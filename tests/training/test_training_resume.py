@@ -192,8 +192,8 @@ def test_a_resumed_run_refuses_a_large_table_whose_middle_changed_and_whose_time
     """Runs of version 0.1.0, which recorded no samples of their data, go on."""
     from tformer.data.sources import files
     from tformer.recipe import load_recipe
-    from tformer.tasks import task_of
     from tformer.tasks.base import TrainingData, TrainingStart
+    from tformer.tasks.table import task_of
     from tformer.training.prepare import _check_fingerprint
     from tformer.workers.work import Work
 

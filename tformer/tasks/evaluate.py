@@ -15,10 +15,10 @@ from tformer.objectives import OBJECTIVES
 from tformer.support.device import resolve_device
 from tformer.support.errors import InputError
 from tformer.support.files import refuse_to_replace
-from tformer.tasks import TASKS, task_of
 from tformer.tasks.base import NO_DATA, ChosenData, EvenlySpread, HeldOut, Task, choose_data
 from tformer.tasks.baselines import baseline_lines
 from tformer.tasks.breakdown import at_length, breakdown
+from tformer.tasks.table import TASKS, task_of
 from tformer.tasks.text_pairs import with_vectors
 from tformer.workers.work import Work
 

@@ -26,9 +26,9 @@ from tformer.support.errors import InputError
 from tformer.support.files import RUNS, require_writable_folder
 from tformer.support.formatting import plural
 from tformer.support.processes import resident_bytes
-from tformer.tasks import task_of
 from tformer.tasks.base import TrainingData
 from tformer.tasks.example import example_document
+from tformer.tasks.table import task_of
 from tformer.training.assemble import (
     PlannedBatches,
     make_models,

@@ -24,7 +24,7 @@ from tformer.support.device import products_per_second, resolve_device
 from tformer.support.errors import InputError
 from tformer.support.files import RUNS
 from tformer.support.formatting import in_words
-from tformer.tasks import survey_of
+from tformer.tasks.table import survey_of
 from tformer.training.fine_tuning import for_new_data, is_imported, preset_for, with_adapters, with_body
 from tformer.training.options import TrainOptions
 from tformer.training.teacher import (

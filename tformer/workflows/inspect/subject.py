@@ -136,8 +136,8 @@ def given_batch(subject: Subject, given: GivenExample) -> tuple[Batch, dict[str,
     from tformer.decoding.prompts import task_prefix
     from tformer.inside.reading import Inputs, read
     from tformer.objectives import build_objective
-    from tformer.tasks import task_of
     from tformer.tasks.example import example_document
+    from tformer.tasks.table import task_of
 
     checkpoint, recipe = subject.checkpoint, subject.recipe
     assert checkpoint is not None, "an example is given to a model with a tokenizer"

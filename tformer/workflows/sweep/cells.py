@@ -26,7 +26,7 @@ from tformer.support.errors import InputError, RunInUseError, StorageError
 from tformer.support.files import read_object, write_text
 from tformer.support.formatting import json_text
 from tformer.support.processes import Child, python_command
-from tformer.tasks import task_of
+from tformer.tasks.table import task_of
 from tformer.workers.work import ShouldStop
 from tformer.workflows.runs.summary import logged_in
 from tformer.workflows.sweep.grid import Cell
