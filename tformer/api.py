@@ -51,7 +51,6 @@ from tformer.evaluation.answers import AnswerFormat, ClassifyOptions
 from tformer.evaluation.classifier import HEADS
 from tformer.evaluation.embed import embed_images, embed_texts
 from tformer.evaluation.options import EvaluationOptions
-from tformer.evaluation.spans import reader_of
 from tformer.evaluation.vector_options import EmbedOptions
 from tformer.inside.attribution import AttributionReport
 from tformer.inside.embeddings import EmbeddingReport, embedding_report
@@ -75,6 +74,7 @@ from tformer.support.keywords import flags_as_keywords, from_keywords, with_keyw
 from tformer.support.processes import ScratchFolder, process_lock
 from tformer.tasks.evaluate import HEADS as EVALUATION_HEADS
 from tformer.tasks.evaluate import evaluate_loaded, evaluation_task
+from tformer.tasks.readers import reader_of
 from tformer.tasks.table import task_of
 from tformer.tokenizer.tokenizer import require_unicode
 from tformer.training.display import Console

@@ -18,7 +18,7 @@ from tformer.objectives.question_answering import QuestionAnsweringOptions
 from tformer.recipe.sections import Data, SourceSpec
 from tformer.support.errors import InputError
 from tformer.tasks.base import EvenlySpread
-from tformer.tasks.tagged import divided
+from tformer.tasks.tags.task import divided
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 
 CONTEXT = "Ada was born in London . Alan was born in Paris . Grace was born in Oslo ."

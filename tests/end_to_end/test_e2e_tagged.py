@@ -15,12 +15,11 @@ import torch
 
 import tformer
 from tests.end_to_end.labelled_examples import build_run, check_refusal, sentences
-from tformer.data.shards.marked_tokens import NO_LABELS, tokenize_tagged
 from tformer.data.sources.tables import TaggedRow
 from tformer.evaluation.classifier import GivenRows
-from tformer.evaluation.spans import Tagger, decode_tags, word_scores
 from tformer.loading import load
 from tformer.metrics.tags import may_follow
+from tformer.tasks.tags.words import NO_LABELS, Tagger, decode_tags, tokenize_tagged, word_scores
 
 Cli = Callable[..., Any]
 

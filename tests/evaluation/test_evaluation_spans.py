@@ -12,7 +12,7 @@ import pytest
 from tformer.cli.classify import _painted
 from tformer.data.sources.questions import QuestionRow
 from tformer.evaluation.answers import FoundFormat, SpanFormat
-from tformer.evaluation.spans import Marked, Span, answer_report, best_answers, span_scores, word_spans
+from tformer.evaluation.spans import Marked, Span, answer_report, best_answers, span_scores
 from tformer.objectives.question_answering import QuestionAnsweringOptions
 
 CONTEXT = "a b c d e f g h i j"
@@ -59,20 +59,6 @@ def test_questions_stay_in_their_order_and_a_context_without_tokens_has_no_answe
     windows = [*windows_of(first, [0, 3], 4, rng), (empty, rng.normal(size=(1, 2)))]
     [(one, _), (other, span)] = answers(windows, longest=3, may_lack=False)
     assert one.number == 0 and other.number == 1 and (span.text, span.probability) == ("", 1.0)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["U.S", ".", "don't", "3.5", "-", "e-mail", ",", "a_b"],
-        ["Ame\u0301lie", "हिन्दी", "می\u200cخواهم", "日本語"],  # accents, vowel signs, joiners
-        ["👩\u200d💻", "❤\ufe0f", "😀", "\ud800"],
-        [],
-    ],
-)
-def test_marks_and_joiners_are_parts_of_their_word(words: list[str]) -> None:
-    text = f" {' '.join(words)}\u00a0"
-    assert [text[start:end] for start, end in word_spans(text)] == words
 
 
 def test_spans_end_inside_their_window() -> None:

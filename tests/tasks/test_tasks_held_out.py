@@ -299,7 +299,7 @@ def test_examples_in_the_order_of_their_labels_leave_no_class_out(
     outcome = cli("train", *words, "--dry-run", "--max-steps", "1")
     assert outcome.code == 0 and "caution: validation has" not in outcome.err, outcome.err
     if kind == "tags":  # sentences have no label by which the last could be asked for
-        monkeypatch.setattr("tformer.tasks.tagged.divided", lambda sources, data: cut(sources))
+        monkeypatch.setattr("tformer.tasks.tags.task.divided", lambda sources, data: cut(sources))
     outcome = cli("train", *words, "--dry-run", "--max-steps", "1", *(LAST if kind != "tags" else ()))
     fix = "give more examples" if kind == "tags" else "--set data.valid_split=stratified"
     [line] = [line for line in outcome.err.splitlines() if "caution: validation has" in line]

@@ -15,11 +15,11 @@ from tformer.data.sources.labelled import open_labelled
 from tformer.data.sources.pairs import open_pairs
 from tformer.data.sources.preferences import PreferenceTable
 from tformer.data.sources.questions import open_questions
-from tformer.data.sources.tagged import open_tagged
 from tformer.data.sources.text import TextSource, open_sources
 from tformer.recipe.sections import Columns, SourceSpec
 from tformer.tasks import base
 from tformer.tasks.base import note_rows
+from tformer.tasks.tags.rows import open_tagged
 from tformer.workers.work import Work
 
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

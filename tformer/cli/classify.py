@@ -49,7 +49,7 @@ def classify(options: ClassifyOptions) -> None:
     options.check()
 
     def answer(worker: Worker, flag: StopFlag) -> None:
-        from tformer.evaluation.spans import reader_of
+        from tformer.tasks.readers import reader_of
         from tformer.workers.work import Work
 
         with data_output(options.output, worker) as output:

@@ -1,47 +1,35 @@
-"""Loaded models that mark parts of a text: labelled words, and the answer of a question in its context.
-
-Tags of a sentence, of all its windows, are decoded by Viterbi over the transitions that their scheme allows, so that no
-entity is broken. A word without a token (the tokenizer may remove signs) counts as O.
+"""Loaded models that mark parts of a text, and the one that marks the answer of a question in its context.
 
 The score of an answer is the sum of the logits of its start and of its end in a window of the context, of no answer
 that of the first token in the window where it is lowest, as in BERT's script for SQuAD 2.0. Probabilities are a softmax
 over all spans of all windows, and over no answer where it is allowed.
 
-Shapes: N sentences, W words of one, L labels, n tokens with a label of an example, c tokens of a window, A maximum
-tokens of an answer.
+Shapes: L labels, n tokens with a label of an example, c tokens of a window, A maximum tokens of an answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from tokenizers import Regex
-from tokenizers.pre_tokenizers import Split
 from torch import Tensor, nn
 
 from tformer.data.batching.batch import Batch
-from tformer.data.shards.marked_tokens import NO_LABELS, UNMARKED, MarkedTokens, tokenize_questions, tokenize_tagged
+from tformer.data.shards.marked_tokens import UNMARKED, MarkedTokens, tokenize_questions
 from tformer.data.sources.questions import QuestionRow
-from tformer.data.sources.tables import TaggedRow
-from tformer.evaluation.classifier import Classifier, GivenRows, labelled_head
+from tformer.evaluation.classifier import Classifier, GivenRows
 from tformer.evaluation.predict import predicted
-from tformer.evaluation.reports import log_softmax, micro_f1_rows
+from tformer.evaluation.reports import log_softmax
 from tformer.loading import Loaded
-from tformer.metrics.classification import ClassScores
-from tformer.metrics.statistics import bootstrap_interval
-from tformer.metrics.tags import OUTSIDE, allowed, best_path, entities, entity_counts, scheme_of
 from tformer.metrics.text import answer_f1, answer_match, best_of
 from tformer.nn.heads import Output
 from tformer.objectives.question_answering import QuestionAnsweringOptions
 from tformer.recipe.recipe import Recipe
-from tformer.support.errors import InputError, require_finite
+from tformer.support.errors import require_finite
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import QUIET, Work
-
-WORDS = Split(Regex(r"[\w\u200c\u200d]+(?:[.,'’-]\w+)*|[^\w\s](?:\p{M}|\u200d[^\w\s])*"), "removed", invert=True)
 
 
 @dataclass(frozen=True)
@@ -90,81 +78,6 @@ def by_text(rows: Sequence[Any], scores: Sequence[np.ndarray]) -> list[list[tupl
     return list(found.values())
 
 
-# -- words -------------------------------------------------------------------------------------------------------------
-
-
-def word_spans(text: str) -> list[tuple[int, int]]:
-    """Find the words of a plain text: (first character, end) of each.
-
-    Words have signs inside, U.S or don't; every other sign is a word. Accents, vowel signs and joiners (of emoji, too)
-    belong to the character before them.
-    """
-    whole = text.encode("utf-8", "replace").decode()  # half a surrogate pair is refused by the tokenizer
-    return [span for _, span in WORDS.pre_tokenize_str(whole)]
-
-
-def words_of(text: str, place: str) -> TaggedRow:
-    """The words of a text, without tags."""
-    return TaggedRow.of([text[start:end] for start, end in word_spans(text)], (), place)
-
-
-def word_scores(rows: Sequence[Any], scores: Sequence[Any], num_labels: int) -> list[tuple[TaggedRow, np.ndarray]]:
-    """Each sentence with its log-probabilities fp64 [W, L], NaN for words without a token.
-
-    rows: of the windows; scores: as of `marked_scores`.
-    """
-    found = []
-    for several in by_text(rows, scores):
-        sentence, _ = several[0]
-        logs_WL = np.full((len(sentence.spans), num_labels), np.nan)
-        for row, scores_nL in several:
-            if len(row.seen):
-                logs_WL[row.seen] = log_softmax(scores_nL)
-        found.append((sentence, logs_WL))
-    return found
-
-
-def decode_tags(logs_WL: np.ndarray, names: tuple[str, ...]) -> list[str | None]:
-    """The best allowed tags of a sentence. A word without a token is O; None where the model has no O."""
-    unseen_W = np.isnan(logs_WL).any(axis=1)
-    filled_WL = np.where(unseen_W[:, None], np.where(np.array(names) == OUTSIDE, 0.0, -1e6), logs_WL)
-    missing = OUTSIDE if OUTSIDE in names else None
-    path_W = best_path(filled_WL, allowed(names))
-    return [missing if gone else names[label] for label, gone in zip(path_W, unseen_W, strict=True)]
-
-
-def tag_report(
-    rows: Sequence[Any], scores: Sequence[np.ndarray], names: tuple[str, ...], *, intervals: bool = True
-) -> dict[str, Any]:
-    """Metrics of tagged sentences, as plain numbers. rows, scores: as in `word_scores`.
-
-    - loss: mean negative log-likelihood of the words, in nats; accuracy: share of words with their tag;
-    - f1_micro, precision_micro, recall_micro: over entities, strict (see `metrics.tags`); of plain tags over words;
-    - f1_macro: mean over the types that occur; per_class: {type: {precision, recall, f1, support}}.
-    """
-    sentences, logs = zip(*word_scores(rows, scores, len(names)), strict=True)
-    sides = [list(row.tags) for row in sentences], [decode_tags(logs_WL, names) for logs_WL in logs]
-    counts_N3, of_type = entity_counts(*([entities(tags, scheme_of(names)) for tags in side] for side in sides))
-    micro = ClassScores.of(*counts_N3.sum(axis=0).tolist())
-    right, guessed = (np.concatenate([np.array(tags, dtype=object) for tags in side]) for side in sides)
-    losses = -np.concatenate(logs)[np.arange(len(right)), [names.index(tag) for tag in right]]
-    report: dict[str, Any] = {
-        "examples": len(sentences),
-        "words": len(right),
-        "loss": float(np.nanmean(losses)),
-        "accuracy": float(np.mean(right == guessed)),
-        "f1_micro": micro.f1,
-        "f1_macro": float(np.mean([each.f1 for each in of_type.values()] or [0.0])),
-        "precision_micro": micro.precision,
-        "recall_micro": micro.recall,
-        "per_class": {kind: asdict(each) for kind, each in of_type.items()},
-    }
-    if intervals:
-        hits_N, given_N = counts_N3[:, 0], counts_N3[:, 1:].sum(axis=1)
-        report["intervals"] = {"f1_micro": list(bootstrap_interval(micro_f1_rows, hits_N, given_N))}
-    return report
-
-
 class SpanReader(Classifier):
     """Base class of loaded models that mark spans. marks: what they are, "spans" or the "answer"."""
 
@@ -183,34 +96,6 @@ class SpanReader(Classifier):
     def probabilities(self, answers: Any) -> Any:
         """The answers, which have their probabilities."""
         return answers
-
-
-class Tagger(SpanReader):
-    """A loaded model that labels words. Raises InputError for one without names of its labels."""
-
-    marks = "spans"
-
-    def __init__(self, loaded: Loaded, **options: Any) -> None:
-        super().__init__(loaded, **options)
-        if not self.labels:
-            raise InputError(f"{self.path}: its labels have no names", hint="train it: tformer train --init-from MODEL")
-
-    def classify(self, texts: Sequence[tuple[str, str | None]]) -> Any:
-        """`Marked` of each text."""
-        given = GivenRows([words_of(text, f"--text {number}") for number, (text, _) in enumerate(texts)])
-        samples = tokenize_tagged([given], NO_LABELS, self._loaded.text_tokenizer, seq_len=self.seq_len)
-        found = word_scores(samples.rows, self.scores(samples), len(self.labels))
-        return [self._mark(text, logs_WL) for (text, _), (_, logs_WL) in zip(texts, found, strict=False)]
-
-    def _mark(self, text: str, logs_WL: np.ndarray) -> Marked:
-        tags, spans, found = decode_tags(logs_WL, self.labels), word_spans(text), list[Span]()
-        for kind, first, end in entities(tags, scheme_of(self.labels)):
-            if kind == OUTSIDE:
-                continue
-            logs = [logs_WL[word, self.labels.index(tags[word] or "")] for word in range(first, end)]
-            start, stop = spans[first][0], spans[end - 1][1]
-            found.append(Span(start, stop, text[start:stop], kind, float(np.exp(np.nansum(logs)))))
-        return Marked(text, tuple(found))
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -302,9 +187,3 @@ def tokenized(sources: Sequence[Any], recipe: Recipe, tokenizer: Tokenizer, work
     """`tokenize_questions` as the recipe says."""
     given: dict[str, Any] = {"seq_len": recipe.seq_len, "token_types": recipe.model.embedding.token_types > 1}
     return tokenize_questions(sources, options_of(recipe), tokenizer, work=work, **given)
-
-
-def reader_of(loaded: Loaded) -> type[Classifier]:
-    """The class that answers with a loaded model, by the model's head."""
-    readers = {"token_classifier": Tagger, "span": Answerer}
-    return readers.get(labelled_head(loaded.recipe)[0], Classifier)

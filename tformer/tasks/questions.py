@@ -17,7 +17,7 @@ from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Data, SourceSpec
 from tformer.support.errors import InputError
 from tformer.tasks.base import Baselines, ChosenData, GivenExample, RowKeys, TrainingStart
-from tformer.tasks.tagged import Tagged
+from tformer.tasks.tags.task import Tagged
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import QUIET, Work
 

@@ -14,8 +14,8 @@
     continuations  prompts and given continuations (`evaluate --score`)
     benchmarks     tasks of lm_eval (`evaluate --tasks`)
 
-A new kind of data is a file or a folder with a subclass of `Task` and one row of `TASKS`. The key of the row is the `data` of the
-objectives that read it.
+A new kind of data is a file or a folder with a subclass of `Task` and one row of `TASKS`. The key of the row is the
+`data` of the objectives that read it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tformer.tasks.pairs import Pairs
 from tformer.tasks.preferences import Preferences
 from tformer.tasks.questions import Questions
 from tformer.tasks.sentences import Sentences
-from tformer.tasks.tagged import Tagged
+from tformer.tasks.tags.task import Tagged
 from tformer.tasks.text import Text
 from tformer.tasks.text_pairs import TextPairs
 

@@ -21,7 +21,6 @@ from tformer.data.sources.pairs import open_pairs
 from tformer.data.sources.questions import open_questions
 from tformer.data.sources.reading import BadRows, Reading
 from tformer.data.sources.tables import IN_FOLDERS, LabelledRow, PairRow, Table, json_objects
-from tformer.data.sources.tagged import CONLL_ENDINGS, KEYS, open_tagged
 from tformer.data.sources.text import TEXT_ENDINGS, open_sources
 from tformer.recipe.data_defaults import ImageSurvey, choose_by_data, words_of
 from tformer.recipe.load import load_recipe
@@ -29,6 +28,7 @@ from tformer.recipe.sections import Columns, SourceSpec
 from tformer.support.errors import InputError
 from tformer.support.formatting import listed
 from tformer.tasks.labelled import Parts
+from tformer.tasks.tags.rows import CONLL_ENDINGS, KEYS, open_tagged
 from tformer.viz.plots import Heat, Line, Lines, Plot
 from tformer.workflows.tokenizing import open_subject
 

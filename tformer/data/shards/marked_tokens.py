@@ -1,10 +1,6 @@
-"""Texts as token ids in memory with a label for each token: sentences of words with tags, questions about a context.
+"""Texts as token ids in memory with a label for each token: sentences of words with tags, questions about a context."""
 
-A piece belongs to the first word that ends behind the piece's first character, as `word_ids` of transformers has it:
-where a space has a piece of its own, it belongs to the word that follows.
-"""
-
-# Shapes: N examples, T tokens of an example, P pieces of a text, W words.
+# Shapes: N examples, P pieces of a text.
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,9 +16,8 @@ import numpy as np
 from tformer.data.permutation import share_of
 from tformer.data.shards.corpus import Example
 from tformer.data.shards.labelled_tokens import LabelledTokens
-from tformer.data.shards.template import Ragged, pair_template, single_template, text_room
+from tformer.data.shards.template import Ragged, pair_template, text_room
 from tformer.data.shards.token_files import in_batches, token_dtype
-from tformer.data.sources.labelled import LabelIndex
 from tformer.data.sources.questions import QuestionRow
 from tformer.data.sources.tables import LabelledRow, RowSource, TaggedRow
 from tformer.support.errors import InputError
@@ -30,8 +25,6 @@ from tformer.tokenizer import Tokenizer
 from tformer.workers.work import QUIET, Work
 
 UNMARKED = -100  # of a token without a label, as the loss ignores it
-SHARED = 128  # tokens that two windows of a long sentence share; at most half of their room
-NO_LABELS = LabelIndex(())  # of sentences without tags
 
 Made = tuple[list[int], list[int] | None, TaggedRow | QuestionRow]
 """Ids, token types, and the row with its `marks`."""
@@ -65,49 +58,9 @@ class MarkedTokens(LabelledTokens):
         return self.subset(np.flatnonzero(np.isin(numbers_N, chosen)))
 
 
-def piece_words(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> np.ndarray:
-    """int64 [P]: the word of each piece; W behind the last word. offsets: of the pieces, spans: of the words."""
-    return np.searchsorted([stop for _, stop in spans], [start for start, _ in offsets], side="right")
-
-
 def windows(length: int, size: int, *, shared: int) -> list[slice]:
     """Parts of at most `size` tokens that hold all, at least one; two neighbours share `shared` tokens."""
     return [slice(begin, begin + size) for begin in range(0, max(1, length - shared), size - shared)]
-
-
-def tokenize_tagged(
-    sources: Sequence[RowSource], index: LabelIndex, tokenizer: Tokenizer, *, seq_len: int, work: Work = QUIET
-) -> MarkedTokens:
-    """The sentences as ids, with each word's label at its first piece; 0 of rows without tags.
-
-    A sentence that is too long is read in windows. A word has its label in one of them, where it is farthest from an
-    edge at which the sentence was cut.
-
-    Raises InputError for no sentences, an unknown tag, and for no room beside the special tokens.
-    """
-    template = single_template(tokenizer)
-    room = text_room(seq_len, template.num_special)
-    shared = min(SHARED, room // 2)
-
-    def examples(row: TaggedRow) -> Iterator[Made]:
-        found, offsets = tokenizer.encode_spans(row.text)
-        words, firsts = np.unique(piece_words(offsets, row.spans), return_index=True)
-        is_word = words < len(row.spans)
-        words, firsts, label_W = words[is_word], firsts[is_word], np.zeros(len(row.spans), dtype=np.int64)
-        if row.tags:
-            label_W = index.encode_all(row.tags, [row.place] * len(row.tags))
-            row = replace(row, tags=tuple(index.names[label] for label in label_W))
-        parts = windows(len(found), room, shared=shared)
-        borders = [0, *(part.start + shared // 2 for part in parts[1:]), len(found)]  # the middles of what is shared
-        for part, (start, stop) in zip(parts, pairwise(borders), strict=True):
-            own = (firsts >= start) & (firsts < stop)
-            ids = [*template.prefix, *found[part], *template.suffix]
-            marks = np.full(len(ids), UNMARKED, dtype=np.int64)
-            marks[len(template.prefix) + firsts[own] - part.start] = label_W[words[own]]
-            yield ids, None, replace(row, seen=words[own], marks=marks)
-
-    made = _joined(sources, examples, tokenizer, seq_len=seq_len, key=str(index), work=work)
-    return replace(made, notes=(*index.notes(), *made.notes))
 
 
 def tokenize_questions(
@@ -156,10 +109,10 @@ def tokenize_questions(
             yield ids, types if token_types else None, replace(row, offsets=offsets_P2[part], marks=marks)
 
     key = f"{options.stride} {options.max_question}"
-    return _joined(sources, examples, tokenizer, seq_len=seq_len, key=key, work=work)
+    return join_windows(sources, examples, tokenizer, seq_len=seq_len, key=key, work=work)
 
 
-def _joined(
+def join_windows(
     sources: Sequence[RowSource],
     examples: Callable[[Any], Iterable[Made]],
     tokenizer: Tokenizer,
@@ -168,7 +121,7 @@ def _joined(
     key: str,
     work: Work,
 ) -> MarkedTokens:
-    """The examples of every row. key: of what else they depend on."""
+    """The examples of every row. examples: of one row. key: of what else they depend on."""
     name = ", ".join(dict.fromkeys(source.name for source in sources))
     rows = [row for source in sources for row in source.rows()]
     if not rows:

@@ -16,8 +16,8 @@ from typing import Any
 from tformer.data.sources.files import Content, SourceSpec
 from tformer.data.sources.labelled import LabelledSource
 from tformer.data.sources.reading import Reading, whole_characters
+from tformer.data.sources.row_files import ending_of, open_files
 from tformer.data.sources.tables import LabelledRow, json_object, json_objects
-from tformer.data.sources.tagged import ending_of, open_files
 from tformer.support.errors import InputError
 from tformer.support.formatting import shortened
 

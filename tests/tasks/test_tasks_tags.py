@@ -11,13 +11,14 @@ import pytest
 import tokenizers
 import transformers
 
-from tformer.data.shards.marked_tokens import UNMARKED, piece_words, tokenize_tagged
+from tformer.data.shards.marked_tokens import UNMARKED
 from tformer.data.sources.labelled import LabelIndex
 from tformer.data.sources.tables import TaggedRow
-from tformer.data.sources.tagged import as_bio, open_tagged
 from tformer.evaluation.classifier import GivenRows
 from tformer.recipe.sections import SourceSpec
 from tformer.support.errors import InputError
+from tformer.tasks.tags.rows import as_bio, open_tagged
+from tformer.tasks.tags.words import piece_words, tokenize_tagged, word_spans
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 
 CONLL = "-DOCSTART- -X- O\n\nAda NNP B-PER\nLovelace NNP I-PER\nwrote VBD O\n\n\nLondon NNP B-LOC\n"
@@ -207,3 +208,17 @@ def test_iob1_becomes_bio() -> None:
     assert as_bio(tags) == ["B-PER", "I-PER", "B-PER", "O", "B-LOC", "B-PER"]
     for tags in (["B-PER", "I-PER", "O"], ["B-X", "I-X", "L-X", "U-X"], ["NOUN", "DET"]):
         assert as_bio(tags) == tags
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["U.S", ".", "don't", "3.5", "-", "e-mail", ",", "a_b"],
+        ["Ame\u0301lie", "हिन्दी", "می\u200cخواهم", "日本語"],  # accents, vowel signs, joiners
+        ["👩\u200d💻", "❤\ufe0f", "😀", "\ud800"],
+        [],
+    ],
+)
+def test_marks_and_joiners_are_parts_of_their_word(words: list[str]) -> None:
+    text = f" {' '.join(words)}\u00a0"
+    assert [text[start:end] for start, end in word_spans(text)] == words

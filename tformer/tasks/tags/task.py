@@ -1,4 +1,4 @@
-"""Texts with a label for each token: `Tagged`, sentences of words with tags; its subclass in `questions.py`."""
+"""Texts with a label for each token: `Tagged`, sentences of words with tags; also the base of `Questions`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tformer.data.shards.labelled_tokens import labels_of
-from tformer.data.shards.marked_tokens import UNMARKED, MarkedTokens, tokenize_tagged
+from tformer.data.shards.marked_tokens import UNMARKED, MarkedTokens
 from tformer.data.sources.labelled import LabelIndex, LabelledSource, collect_labels, matching_names
 from tformer.data.sources.tables import LabelledRow, TaggedRow
-from tformer.data.sources.tagged import open_tagged
 from tformer.evaluation.classifier import GivenRows, labelled_head, plain_objective
 from tformer.evaluation.options import EvaluationOptions
 from tformer.evaluation.reports import VALIDATION_METRICS, report_lines
-from tformer.evaluation.spans import marked_scores, tag_report, words_of
+from tformer.evaluation.spans import marked_scores
 from tformer.loading import Loaded
 from tformer.metrics.tags import OUTSIDE, entities, scheme_of
 from tformer.objectives import build_objective
@@ -43,6 +42,8 @@ from tformer.tasks.base import (
 )
 from tformer.tasks.baselines import baselines_on_own_data, constant_baselines
 from tformer.tasks.labelled import Parts, note_missing, tokenizer_texts
+from tformer.tasks.tags.rows import open_tagged
+from tformer.tasks.tags.words import tag_report, tokenize_tagged, words_of
 from tformer.tasks.tokenizers import obtain_tokenizer, text_context
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import QUIET, Work

@@ -1,4 +1,4 @@
-"""Sentences of words with tags: CoNLL files, jsonl, and the built-in source; the files of `questions.py` too.
+"""Sentences of words with tags: CoNLL files, jsonl, and the built-in source.
 
 A CoNLL file has a word a line, its columns separated by tabs or, in a line without one, by spaces; a blank line, and
 one that begins with -DOCSTART-, ends a sentence. The first column is the word and the last one its tag, of CoNLL-U the
@@ -9,18 +9,18 @@ another number of columns than the first word, is a comment. A row of jsonl has 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
 
 from tformer.data.sources.builtin import DEFAULTS, PREFIX, find_builtin
 from tformer.data.sources.columns import column_hint
-from tformer.data.sources.files import Content, SourceSpec, format_ending, locate, split_lines
+from tformer.data.sources.files import Content, SourceSpec, split_lines
 from tformer.data.sources.labelled import LabelledSource
 from tformer.data.sources.reading import Reading, whole_characters
-from tformer.data.sources.tables import LabelledRow, TaggedRow, json_objects
+from tformer.data.sources.row_files import ending_of, open_files
+from tformer.data.sources.tables import TaggedRow, json_objects
 from tformer.support.errors import InputError
 from tformer.support.file_kinds import kind_of
 from tformer.support.formatting import plural, whole_number
@@ -36,59 +36,6 @@ KEYS = {"text": ("words", "tokens"), "label": ("tags", "ner_tags", "pos_tags", "
 
 Sentence = tuple[str, list[str], list[str]]
 """Place, words, tags."""
-
-
-@dataclass(frozen=True)
-class RowFile:
-    """One file of a source.
-
-    Attributes:
-        read: reads its rows.
-        key: identifies the options on which the rows depend.
-        keys: the keys of jsonl that are used.
-    """
-
-    content: Content
-    read: Callable[[Content], Iterator[LabelledRow]]
-    key: str
-    keys: Collection[str]
-
-    @property
-    def contents(self) -> tuple[Content, ...]:
-        return (self.content,)
-
-    def fingerprint(self) -> str:
-        return f"{self.key}:{self.content.decoding}:{self.content.fingerprint()}"
-
-    def rows(self) -> Iterator[LabelledRow]:
-        yield from self.read(self.content)
-
-    def records(self) -> Iterator[tuple[dict[str, Any], Collection[str]]]:
-        """As `Table.records`."""
-        for _, row in json_objects(self.content) if ending_of(self.content) == ".jsonl" else ():
-            yield row, self.keys
-
-
-def open_files(
-    path: str,
-    read: Callable[[Content], Iterator[LabelledRow]],
-    *,
-    endings: Sequence[str],
-    key: str,
-    keys: Collection[str],
-    reading: Reading,
-    accepts: Sequence[str],
-    has_text2: bool = False,
-) -> LabelledSource:
-    """Open the files behind a path. endings: of the files taken from a folder. accepts: as in `decode_text`."""
-    found = locate(path, is_known=lambda place: format_ending(place) in endings, known=", ".join(endings))
-    parts = tuple(RowFile(content, read, key, keys) for content in found.contents(reading, accepts=accepts))
-    return LabelledSource(name=found.name, parts=parts, notes=found.notes, has_text2=has_text2)
-
-
-def ending_of(content: Content) -> str:
-    """The ending of a content's file; "" for a stream."""
-    return "" if content.path is None else format_ending(content.path)
 
 
 def open_tagged(
