@@ -67,12 +67,6 @@ def test_8_bits_are_refused_ahead_where_there_are_none(int8: None, work: str) ->
 
 
 @pytest.mark.usefixtures("int8")
-def test_8_bits_and_compiled_steps_are_measured_in_turn() -> None:
-    with pytest.raises(InputError, match="--compile and --quantize int8 exclude each other"):
-        settled("generate", compile=True, quantize="none,int8")
-
-
-@pytest.mark.usefixtures("int8")
 def test_8_bits_beside_fp16_are_refused_ahead() -> None:
     with pytest.raises(InputError, match="--quantize int8 goes with bf16 or fp32, found fp16"):
         settled("generate", quantize="int8", precision="fp16")
@@ -92,11 +86,6 @@ def test_threads_are_the_same_for_all() -> None:
 @pytest.mark.parametrize(
     ("work", "flags", "told"),
     [
-        (
-            "train",
-            {"model": ModelOptions(run="somewhere", arch="gpt")},
-            "--run and other model options exclude each other",
-        ),
         ("train", {"model": ModelOptions(arch="gpt", preset="none")}, "none"),
         ("train", {"model": ModelOptions(arch="vit", preset="tiny")}, "image models cannot be benchmarked"),
         ("generate", {"length": 300, "new_tokens": 1}, "--prompt-length: found 300"),

@@ -214,7 +214,6 @@ def test_fewer_than_asked_for(cli: Cli, run: Path, tmp_path: Path) -> None:
 
 def test_usage_is_checked_before_anything_is_read(cli: Cli, run: Path, tmp_path: Path) -> None:
     out = ("--out", tmp_path / "average")
-    refused(cli("average", "--last", 2, run), "--out is missing")
     refused(cli("average", run, *out), "at least two checkpoints", "--last 5", str(run))
     refused(cli("average", *out), "at least two checkpoints", "found none")
     refused(cli("average", "--last", 2, run, "other", *out), "--last 2 takes one run, found 2")

@@ -11,8 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from tformer.cli.command import takes_options
-from tformer.support.errors import InputError
-from tformer.support.options import Device, Panel, argument, option, require_at_most_one
+from tformer.support.options import Device, Panel, argument, option
 
 WORK = Panel("The work")
 
@@ -81,9 +80,3 @@ def test_a_command_takes_ready_options_in_python(called: list[Any]) -> None:
 
     takes_options(work)(Options(run="x"))
     assert called == [Options(run="x")]
-
-
-def test_options_that_exclude_each_other_are_named() -> None:
-    require_at_most_one([("--a", None), ("--b", "")])
-    with pytest.raises(InputError, match="--a and --c exclude each other"):
-        require_at_most_one([("--a", 1), ("--b", None), ("--c", 2)])

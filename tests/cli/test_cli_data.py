@@ -266,8 +266,6 @@ def test_a_carriage_return_outside_quotes_is_named(cli: Cli, tmp_path: Path) -> 
         (["TABLE", "--objective", "causal_lm", "--text-column", "review", "--valid", "TABLE"], "--valid: lines"),
         (["TABLE", "--source-column", "stars"], "no column 'stars'"),
         (["no.csv"], "no.csv: no such file"),
-        (["TABLE", "--max-length", "4"], "--max-length counts tokens"),
-        (["TABLE", "--json", "-o", "a.html"], "exclude each other"),
         (["TABLE", "--label-column", "stars"], "no column 'stars'"),
         (["TABLE", "--encoding", "latin-99"], "unknown encoding 'latin-99'"),
         (["TABLE", "--delimiter", "::"], "--delimiter: expected one character"),

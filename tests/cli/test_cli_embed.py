@@ -201,7 +201,6 @@ def test_vectors_of_other_programs_need_a_model_and_may_have_texts(body: Path, c
         (("embed", "BODY", "--text", "a", "--layer", "2"), "--layer must be between -2 and 1, found 2"),
         (("embed", "BODY", "--text", "a", "--output", "v.csv"), "found .csv, expected .npy, .jsonl or .parquet"),
         (("embed", "BODY", "--text", "a", "--dtype", "int8"), "--dtype int8 is for a .npy file"),
-        (("embed", "BODY", "--text", "a", "--input", "texts.txt"), "--text and --input exclude each other"),
         (("embed", "BODY", "--input", "none.txt"), "none.txt"),
         (("embed", "BODY", "--input", "empty.txt", "--output", "v.npy"), "empty.txt: no texts"),
         (("embed", "BODY", "--input", "old.npy", "--output", "old.npy"), "old.npy"),
@@ -213,7 +212,6 @@ def test_vectors_of_other_programs_need_a_model_and_may_have_texts(body: Path, c
         (("search", "old.npy", "a", "--run", "BODY"), "old.npy has vectors of 3 numbers, the query has 8"),
         (("search", "old.npy", "a", "--run", "BODY", "--texts", "texts.txt"), "found 5 texts, old.npy has 2 vectors"),
         (("search", "nan.npy", "a", "--run", "BODY"), "nan.npy: vector 1 has a number that is not finite"),
-        (("search", "old.npy", "a", "--input", "texts.txt"), "QUERY and --input exclude each other"),
         (("search", "old.npy", "a", "--top-k", "0"), "must be at least 1, found 0"),
         (("search", "bad.npy", "a"), "bad.npy.jsonl: damaged: line 1: found a list of 0, expected a mapping"),
         (

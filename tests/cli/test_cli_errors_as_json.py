@@ -88,7 +88,6 @@ def test_an_error_is_one_object_with_message_hint_and_code(
 WRONG = [
     ("data", "there is no table to look at"),
     ("data rows.csv --label-column stars", "no column 'stars'"),
-    ("data rows.csv --max-length 4", "--max-length counts tokens"),
     ("data rows.csv --tokenizer nowhere", "nowhere ... does not exist"),
     ("data rows.csv --delimiter ::", "--delimiter: expected one character, comma, semicolon, tab, bar, found '::'"),
     ("data rows.csv --encoding latin-99", "--encoding: unknown encoding 'latin-99'"),
@@ -110,8 +109,6 @@ WRONG = [
     ("evaluate LM --data text.txt --threshold 0.5", "--threshold has no meaning here"),
     ("classify missing --text a --threshold 2", "--threshold must be between 0 and 1, found 2"),
     ("evaluate LM --data text.txt --by size", "'--by' ... 'size' is not one of"),
-    ("evaluate LM --data text.txt --by position --stride 3", "--by position and --stride exclude each other"),
-    ("evaluate LM --data text.txt --score --by length", "--score and --by exclude each other"),
     ("evaluate LM --data text.txt --plot curves.doc", "curves.doc has the suffix .doc"),
     ("evaluate LM --data text.txt --plot -", "--plot: expected a file"),
     ("evaluate LM --data text.txt --plot curves.png", "--plot draws the decisions of a classifier"),
@@ -123,11 +120,9 @@ WRONG = [
     ("generate LM --input rows.csv --output rows.csv", "--output rows.csv would replace what is read"),
     ("generate LM --input rows.csv --encoding latin-99", "--encoding: unknown encoding 'latin-99'"),
     ("generate LM --input rows.csv --delimiter ''", "--delimiter: expected one character"),
-    ("generate LM --prompt a --delimiter ;", "--prompt and --delimiter exclude each other"),
     ("generate LM --input damaged.xlsx", "damaged.xlsx: damaged or no spreadsheet"),
     ("generate LM --input latin.txt --encoding ascii", "latin.txt:2: invalid ascii"),
     ("generate LM --input utf16.txt", "utf16.txt ... it looks like UTF-16"),
-    ("generate LM --input rows.csv --prompt a --quotes text", "exclude each other"),
     *(
         (f"{command} job.xlf", "job.xlf: found XLIFF, expected text ... columns source and target")
         for command in (

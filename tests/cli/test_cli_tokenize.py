@@ -222,9 +222,6 @@ def test_pieces_are_coloured_on_a_terminal_only(bert: Path, colour: dict[str, st
 
 
 WRONG: dict[str, tuple[tuple[str, ...], str]] = {
-    "text and file": (("{bert}", "--text", "a", "--input", "b"), "--text and --input exclude each other"),
-    "text and ids": (("{bert}", "--text", "a", "--ids", "1"), "--text and --ids exclude each other"),
-    "pair without a text": (("{bert}", "--text2", "b"), "--text2 makes a pair with one --text, found 0"),
     "pair of a batch": (("{bert}", "--text", "a", "--text", "b", "--text2", "c"), "found 2"),
     "pair without template": (("{gpt}", "--text", "a", "--text2", "b"), "no template for two texts"),
     "length 0": (("{bert}", "--text", "a", "--max-length", "0"), "--max-length must be at least 1, found 0"),

@@ -113,9 +113,7 @@ def test_without_a_compiler_steps_are_recorded_and_on_is_refused(monkeypatch: py
         way_of(GenerateOptions(compile="on"), one, CUDA)
 
 
-def test_8_bits_and_compiling_exclude_each_other() -> None:
-    with pytest.raises(InputError, match="--compile on and --quantize int8 exclude each other"):
-        GenerateOptions(compile="on", quantize="int8").check()
+def test_8_bits_are_not_compiled() -> None:
     assert way_of(GenerateOptions(quantize="int8"), loaded(), CUDA) == "plain"
 
 

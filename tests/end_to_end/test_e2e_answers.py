@@ -200,11 +200,6 @@ def test_a_source_that_is_too_long_is_named_by_its_place(cli: Cli, translator: P
     assert outcome.code == 2 and f"{path}:4: " in outcome.err, outcome.err
 
 
-def test_a_column_is_for_a_table(cli: Cli, translator: Path) -> None:
-    outcome = cli("generate", translator, "--prompt", "a", "--text-column", "source")
-    assert outcome.code == 2 and "--prompt and --text-column exclude each other" in outcome.err
-
-
 def test_tables_of_any_separator_and_encoding_are_read_and_answered(
     cli: Cli, decoder: Path, translator: Path, tmp_path: Path
 ) -> None:
@@ -238,8 +233,6 @@ def test_lines_of_any_encoding_are_read(recipe: str, cli: Cli, random_run: Calla
     [
         (["--encoding", "latin-9000"], "--encoding: unknown encoding 'latin-9000'"),
         (["--delimiter", "::"], "--delimiter: expected one character"),
-        (["--prompt", "a", "--delimiter", ";"], "--prompt and --delimiter exclude each other"),
-        (["--prompt", "a", "--encoding", "cp1252"], "--prompt and --encoding exclude each other"),
     ],
     ids=str,
 )

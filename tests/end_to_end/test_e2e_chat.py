@@ -257,8 +257,6 @@ def test_generate_answers_single_messages(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("generate", "assistant", "--prompt", "x", "--system", "y"), "--system needs --chat"),
-        (("generate", "assistant", "--chat", "--prompt", "x", "--beam-size", "2"), "--chat and --beam-size"),
         (("chat", "missing"), "missing"),
         (("chat", "assistant", "--greedy", "--temperature", "1"), "exclude each other"),
     ],

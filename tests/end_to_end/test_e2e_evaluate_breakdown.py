@@ -190,13 +190,7 @@ def test_what_cannot_be_drawn_or_divided_is_one_line(
     assert outcome.out == "" and not list(tmp_path.glob("x.*"))
 
 
-def test_options_that_exclude_each_other_and_standard_input(
-    cli: Cli, gpt: Path, text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outcome = cli("evaluate", gpt, "--data", text, "--by", "position", "--stride", 4)
-    assert outcome.code == 2 and "--by position and --stride exclude each other" in outcome.err
-    outcome = cli("evaluate", gpt, "--score", "--source", text, "--target", text, "--by", "length")
-    assert outcome.code == 2 and "--score and --by exclude each other" in outcome.err
+def test_standard_input_cannot_be_read_twice(cli: Cli, gpt: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with text.open() as file:
         monkeypatch.setattr("sys.stdin", file)
         outcome = cli("evaluate", gpt, "--data", "-", "--by", "length")

@@ -159,7 +159,6 @@ def test_bad_input_is_one_clear_line_and_writes_nothing(name: str, cli: Cli, fol
 
 @pytest.mark.parametrize(("words", "message"), [
     (("nowhere", "--out", "OUT"), "nowhere does not exist"),
-    (("GPT2",), "--out is missing"),
     (("GPT2", "--out", "GPT2"), "exists already"),
     (("GPT2", "--out", "OUT", "--dtype", "int8"), "'--dtype': 'int8'"),
     (("GPT2", "--out", "OUT", "--tokenizer", "nowhere.json"), "nowhere.json"),

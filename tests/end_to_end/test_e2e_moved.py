@@ -61,5 +61,3 @@ def test_moved_data_are_named_with_the_option_that_gives_their_place(project: Pa
     assert outcome.code == 2 and "data/a.txt: no such file or directory" in outcome.err and "--data" in outcome.err
     assert (outcome := cli(*resumes, "--data", "texts/a.txt")).code == 0, outcome.err
     assert figures("runs/a")["data"] == "the last 10% of texts/a.txt"
-    outcome = cli("evaluate", "runs/a", "--data", "texts/a.txt", "--data-folder", "texts")
-    assert outcome.code == 2 and "--data-folder and --data exclude each other" in outcome.err

@@ -147,9 +147,6 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded(cli: Cli, words: tu
     command, *rest = words
     message = refusal(cli(command, "no-such-run", *rest, "--quantize", "int2"))
     assert message == "error: Invalid value for '--quantize': 'int2' is not one of 'none', 'int8', 'int4'."
-    for kind in QUANTIZE[1:]:
-        message = refusal(cli(command, "no-such-run", *rest, "--quantize", kind, "--precision", "fp16"))
-        assert message == f"error: --quantize {kind} and --precision fp16 exclude each other"
 
 
 def test_a_processor_without_8_bit_products_is_told_of(cli: Cli, decoder: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,7 +197,6 @@ def test_a_part_that_is_not_written_is_named(values: dict[str, Any], told: str |
     [
         ({"to": "onnx", "dtype": "bf16"}, "of Hugging Face and GGUF only"),
         ({"to": "onnx", "dtype": "q8_0"}, "of GGUF only"),
-        ({"no_cache": True}, "--no-cache is for --to onnx only"),
     ],
 )
 def test_options_of_other_formats_are_refused(options: dict[str, Any], told: str, tmp_path: Path) -> None:

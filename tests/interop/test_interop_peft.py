@@ -352,8 +352,6 @@ def test_commands_name_the_missing_base_and_refuse_a_whole_model(
     for words in (["--dry-run"], ["--dtype", "bf16"], ["--tokenizer", adapter / "none.json"], ["--ignore", "r"]):
         outcome = cli("import", adapter, "--base", tmp_path / "base", "--out", tmp_path / "run", *words)
         assert outcome.code == 2 and f"{words[0]} has no meaning with an adapter" in outcome.err
-    outcome = cli("export", tmp_path / "base", "--to", "peft", "--as", "gpt2", "--out", tmp_path / "back")
-    assert outcome.code == 2 and "--as has no meaning with --to peft" in outcome.err
     outcome = cli("export", tmp_path / "base", "--to", "peft", "--out", tmp_path / "back")
     assert outcome.code == 2 and "has no adapters" in outcome.err
     outcome = cli("import", adapter, "--base", tmp_path / "base", "--out", tmp_path / "run")

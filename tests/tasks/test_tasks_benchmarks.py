@@ -161,15 +161,8 @@ def test_log_probabilities_of_a_model_in_bf16_are_summed_in_fp32(tmp_path: Path)
     ("options", "message"),
     [
         ({"tasks": " , "}, "--tasks is empty"),
-        ({"tasks": "x.yaml", "data": "x.txt"}, "--tasks and --data exclude each other"),
-        ({"tasks": "x.yaml", "score": True}, "--tasks and --score exclude each other"),
-        ({"tasks": "x.yaml", "by": "length"}, "--tasks and --by exclude each other"),
-        ({"tasks": "x.yaml", "devices": "2"}, "--tasks and --devices exclude each other"),
-        ({"tasks": "x.yaml", "quantize": "int8"}, "--tasks and --quantize exclude each other"),
         ({"tasks": "x.yaml", "limit": 0}, "--limit must be at least 1, found 0"),
         ({"tasks": "x.yaml", "num_fewshot": -1}, "--num-fewshot must be at least 0, found -1"),
-        ({"limit": 5}, "--limit has no meaning without --tasks"),
-        ({"num_fewshot": 0}, "--num-fewshot has no meaning without --tasks"),
     ],
 )
 def test_options_that_contradict_one_another(options: dict[str, Any], message: str) -> None:

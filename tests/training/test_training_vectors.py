@@ -203,7 +203,6 @@ def test_a_mistake_is_one_clear_line(words: tuple[str, ...], expected: str, cli:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("--pooling", "mean"), "--pooling measures vectors on pairs of texts"),
         (("--pooling", "sum", "--data", "pairs.tsv"), "--pooling: found 'sum', expected 'cls', 'mean'"),
         (("--data", "one.tsv"), "one.tsv: found one text a row, expected pairs of texts"),
         (("--data", "pairs.tsv", "--label-column", "passage"), "is not a finite number"),

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 from tformer.support.errors import InputError
 from tformer.support.formatting import whole_number
 from tformer.support.options import Panel, comma_list
+from tformer.support.rules import Checked, exclude
 
 MODEL, WORK, HOW, RESULT = Panel("Which model"), Panel("What is measured"), Panel("How"), Panel("Result")
 
@@ -17,6 +18,7 @@ MOST_BATCH = 2**16
 MOST_SIZES = 32
 MOST_THREADS = 4096
 MOST = 10**9  # of anything that is counted or timed
+COMPILE_RULES = (exclude("--compile", "--quantize", hint="measure them in turn"),)
 
 NewTokens = Annotated[int, WORK("--new-tokens", metavar="N", help="Number of tokens generated per text.")]
 Quantize = Annotated[
@@ -26,8 +28,10 @@ Quantize = Annotated[
 
 
 @dataclass(frozen=True)
-class ModelOptions:
+class ModelOptions(Checked):
     """The model whose sizes are measured, with random weights."""
+
+    RULES = (exclude("--run", ("--arch", "--preset", "--config")),)
 
     arch: Annotated[str | None, MODEL("--arch", help="A family, for example gpt.")] = None
     preset: Annotated[str | None, MODEL("--preset", help="A shipped recipe of the family.")] = None
@@ -38,7 +42,7 @@ class ModelOptions:
 
 
 @dataclass(frozen=True)
-class SpeedOptions:
+class SpeedOptions(Checked):
     """Options that every speed benchmark has. Fields of a subclass are the workload's own options.
 
     work: the name of the workload in `speed.WORKS`.
@@ -100,6 +104,7 @@ class SpeedOptions:
 
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
+        super().check()
         require_positive(
             length=self.length,
             repeats=self.repeats,
@@ -126,6 +131,7 @@ class TrainOptions(SpeedOptions):
 class GenerateOptions(SpeedOptions):
     """The options of `tformer bench generate`."""
 
+    RULES = COMPILE_RULES
     work = "generate"
 
     length: Annotated[int, WORK("--prompt-length", metavar="T", help="Tokens of each prompt.")] = 16
@@ -137,6 +143,7 @@ class GenerateOptions(SpeedOptions):
 class TranslateOptions(SpeedOptions):
     """The options of `tformer bench translate`."""
 
+    RULES = COMPILE_RULES
     work = "translate"
 
     length: Annotated[int | None, WORK("--source-length", metavar="T", help="Tokens of a source.")] = None

@@ -184,8 +184,6 @@ def resolve(options: SpeedOptions, work: type[Workload] | None = None) -> tuple[
     device = resolve_device(options.device)
     for kind in formats:
         require_quantize(kind, device, DTYPES.get(options.precision))
-        if options.compile and kind != "none":
-            raise InputError(f"--compile and --quantize {kind} exclude each other", hint="measure them in turn")
     recipe, name = _recipe_of(options.model, options.sets, default_arch=work.arch)
     recipe, notes = _with_sizes(recipe, name)
     length = options.length or work.length(recipe)
@@ -229,10 +227,6 @@ def _recipe_of(model: ModelOptions, sets: Sequence[str], *, default_arch: str) -
     Raises InputError for unknown names and for two models at once.
     """
     if model.run is not None:
-        if model != ModelOptions(run=model.run):
-            raise InputError(
-                "--run and other model options exclude each other", hint="leave --arch, --preset and --config out"
-            )
         checkpoint = open_checkpoint(model.run)
         stored = load_recipe(
             base_yaml=checkpoint.recipe_text, base_name=str(checkpoint.path / "recipe.yaml"), sets=sets

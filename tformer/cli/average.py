@@ -11,6 +11,7 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import progress_reporter, report_result
 from tformer.support.errors import InputError
 from tformer.support.options import Json, NewFolder, Panel, argument
+from tformer.support.rules import Checked, required
 
 WHICH, RESULT = Panel("Which checkpoints"), Panel("Result")
 
@@ -22,8 +23,10 @@ EPILOG = examples(
 
 
 @dataclass(frozen=True)
-class AverageOptions:
+class AverageOptions(Checked):
     """The options of `tformer average`."""
+
+    RULES = (required("--out", hint="--out runs/NAME-average"),)
 
     checkpoints: Annotated[
         tuple[str, ...],
@@ -48,8 +51,7 @@ class AverageOptions:
     def check(self) -> None:
         """Raise InputError for options that can be refused before anything is read."""
         named = self.checkpoints
-        if self.out is None:
-            raise InputError("--out is missing: name the folder of the new checkpoint", hint="--out runs/NAME-average")
+        super().check()
         if self.last is None and len(named) < 2:
             found = f"found one: {named[0]}" if named else "found none"
             raise InputError(
@@ -70,8 +72,7 @@ def average(options: AverageOptions) -> None:
     The result is an ordinary checkpoint for every command that takes a run (generate, evaluate, train --init-from). It
     has no optimizer state, so training cannot --resume from it. An ELECTRA generator is averaged too.
     """
-    options.check()
-    assert options.out is not None  # `check` requires it
+    assert options.out is not None  # the rules require it
     with StopFlag() as flag:
         from tformer.checkpoint.average import average_checkpoints, require_new
         from tformer.checkpoint.catalog import is_complete

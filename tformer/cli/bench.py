@@ -72,7 +72,6 @@ def translate(options: TranslateOptions) -> None:
 
 
 def _measure_speed(options: SpeedOptions) -> None:
-    options.check()
     with StopFlag() as flag:
         import torch
 

@@ -46,7 +46,6 @@ def classify(options: ClassifyOptions) -> None:
     class.
     """
     run = options.run
-    options.check()
 
     def answer(worker: Worker, flag: StopFlag) -> None:
         from tformer.tasks.readers import reader_of

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin,
 from tformer.cli.help import COMPLETING, PLACEHOLDERS, Entry, Page, entries_of, paragraphs, usage_of
 from tformer.support.errors import InputError
 from tformer.support.options import declared_option, flag_of, hints_of
+from tformer.support.rules import Checked, sentences_of
 
 if TYPE_CHECKING:
     import typer
@@ -25,13 +26,15 @@ Options = TypeVar("Options")
 class OptionsCommand:
     """A function of one argument, a frozen dataclass of options.
 
-    Call it in Python with ready options: `generate(GenerateOptions(prompt="x"))`.
+    Call it in Python with ready options: `generate(GenerateOptions(prompt="x"))`. They are checked first.
     """
 
     run: Callable[[Any], None]
     options_type: type[Any]
 
     def __call__(self, options: Any) -> None:
+        if isinstance(options, Checked):
+            options.check()
         self.run(options)
 
     def page(self, command: str, examples: tuple[str, ...]) -> Page:
@@ -39,13 +42,14 @@ class OptionsCommand:
         about = paragraphs(self.run.__doc__)
         usage, entries = usage_of(self.options_type), entries_of(self.options_type)
         topics = getattr(self.options_type, "HELP_ALL", "")
-        return Page(command, usage, about, entries, examples, rare_topics=topics)
+        _, rules = sentences_of(self.options_type)
+        return Page(command, usage, about, entries, examples, rules=rules, rare_topics=topics)
 
     def for_typer(self) -> Callable[..., None]:
         """The function with one parameter for each option, in the order of the fields, as Typer inspects it."""
 
         def command(**values: Any) -> None:
-            self.run(_filled(self.options_type, values))
+            self(_filled(self.options_type, values))
 
         parameters = list(_parameters(self.options_type))
         command.__name__, command.__doc__, command.__module__ = (

@@ -23,8 +23,8 @@ from tformer.support.options import (
     Text2Column,
     TextColumn,
     argument,
-    require_at_most_one,
 )
+from tformer.support.rules import Checked, exclude, needs
 
 OBJECTIVES = (
     *("classification", "multi_label", "regression", "seq2seq", "causal_lm"),
@@ -42,8 +42,13 @@ EPILOG = examples(
 
 
 @dataclass(frozen=True)
-class DataOptions:
+class DataOptions(Checked):
     """The options of `tformer data`."""
+
+    RULES = (
+        exclude("--json", ("-o", "--format")),
+        needs("--max-length", "--tokenizer", hint="it counts tokens: --tokenizer RUN"),
+    )
 
     paths: Annotated[tuple[str, ...], argument("FILE", help="Tables, texts, images, folders, patterns or URLs.")] = ()
     target: Annotated[tuple[str, ...], DATA("--target", metavar="FILE", help="Target of each line of FILE.")] = ()
@@ -97,12 +102,9 @@ class DataOptions:
 
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is read."""
+        super().check()
         if not self.paths:
             raise InputError("there is no table to look at", hint="tformer data FILE")
-        if self.max_length is not None and self.tokenizer is None:
-            raise InputError("--max-length counts tokens, whose tokenizer is missing", hint="add --tokenizer RUN")
-        pictures = self.output if self.output is not None else self.format
-        require_at_most_one([("--json", self.as_json or None), ("-o and --format", pictures)])
         for file, option in ((self.dropped, "--dropped"), (self.output, "-o")):
             if file is not None and str(file) != "-":
                 require_writable(file, option=option)
@@ -118,7 +120,6 @@ def data(options: DataOptions) -> None:
     Near duplicates are texts that differ in case, white space and punctuation only. Bad rows have no label, no text or
     missing cells. `train` says the same of its data, and never divides equal texts between training and validation.
     """
-    options.check()
     from tformer.data.sources.reading import Reading
     from tformer.tasks.base import bad_row_lines, named_columns
     from tformer.viz.output import choose_output

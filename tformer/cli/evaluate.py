@@ -41,7 +41,6 @@ def evaluate(options: EvaluationOptions) -> None:
     partners. A sequence-to-sequence model: loss and token accuracy on the targets; BLEU and chrF (with signatures) and
     exact matches of the generated outputs.
     """
-    options.check()
     refuse_standard_input(options.devices, options.data, options.source, options.target)
     output = None
     if options.plot is not None:

@@ -10,6 +10,7 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import emit_json, emit_lines, progress_reporter, report_result
 from tformer.support.errors import InputError
 from tformer.support.options import Checkpoint, Json, NewFolder, Panel, Run, parse_bytes
+from tformer.support.rules import Checked, exclude, needs, required
 
 FORMAT, RESULT = Panel("Format"), Panel("Result")
 NAMES = {"huggingface": "Hugging Face", "gguf": "GGUF", "onnx": "ONNX", "peft": "peft"}
@@ -23,8 +24,15 @@ EPILOG = examples(
 
 
 @dataclass(frozen=True)
-class ExportOptions:
+class ExportOptions(Checked):
     """The options of `tformer export`."""
+
+    RULES = (
+        exclude("--list", ("--out", "--to", "--dtype", "--shard-size", "--as", "--no-cache"), hint="it writes nothing"),
+        exclude("--as", "--to peft", hint="adapters belong to the class of their base"),
+        needs("--no-cache", "--to onnx"),
+        required("--out", unless="--list", hint="--out NAME-hf"),
+    )
 
     run: Run = None
     out: Annotated[NewFolder, RESULT] = None
@@ -64,13 +72,7 @@ class ExportOptions:
 
     def check(self) -> None:
         """Raise InputError for options that can be refused before anything is read."""
-        writing = {"--out": "out", "--to": "to", "--dtype": "dtype", "--shard-size": "shard_size"}
-        writing |= {"--as": "model_type", "--no-cache": "no_cache"}
-        for option, name in writing.items():
-            if self.lists and getattr(self, name) != getattr(type(self), name):
-                raise InputError(f"--list writes nothing: omit {option}")
-        if self.out is None and not self.lists:
-            raise InputError("--out is missing: name the new folder", hint="--out NAME-hf")
+        super().check()
         only: dict[str, tuple[str, ...]] = {"int8": ("onnx",)}
         only |= dict.fromkeys(("q8_0", "q4_0"), ("gguf",))
         only |= dict.fromkeys(("bf16", "fp16"), ("huggingface", "gguf"))
@@ -78,10 +80,6 @@ class ExportOptions:
             named = " and ".join(NAMES[to] for to in takes)
             hint = f"add --to {' or '.join(takes)}"
             raise InputError(f"--dtype {self.dtype} is a number format of {named} only", hint=hint)
-        if self.model_type is not None and self.to == "peft":
-            raise InputError("--as has no meaning with --to peft: adapters belong to the class of their base")
-        if self.no_cache and self.to != "onnx":
-            raise InputError(f"--no-cache is for --to onnx only, found --to {self.to}")
 
 
 @takes_options
@@ -95,7 +93,6 @@ def export(options: ExportOptions) -> None:
     shapes, with their vocabulary. ONNX files (extra `onnx`) are compared with the model in onnxruntime; the folder
     loads with the classes of optimum. --to peft writes the adapters of a run alone.
     """
-    options.check()
     shard_bytes = parse_bytes(options.shard_size)
     out, which = options.out, options.checkpoint
     from tformer.checkpoint.resolve import newest_checkpoint

@@ -39,7 +39,6 @@ def generate(options: GenerateOptions) -> None:
     A masked language model (BERT) fills each [MASK] of the prompt: it prints the most probable tokens, one per line,
     with their probabilities and the resulting texts.
     """
-    options.check()
 
     def answer(worker: Worker, flag: StopFlag) -> None:
         from tformer.cli.generate_run import run

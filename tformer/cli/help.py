@@ -21,12 +21,13 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from tformer.cli.report import emit
-from tformer.support.options import Option, Panel, declared_option, facts_of, hints_of
+from tformer.support.options import Option, Panel, bare_name, declared_fields, declared_option, facts_of
+from tformer.support.rules import sentences_of
 
 HELP, HELP_ALL = ("-h", "--help"), "--help-all"
 
@@ -67,6 +68,7 @@ class Page:
         entries: options or commands in the order in which they are shown; a panel's stand together.
         examples: command lines.
         examples_title: what stands above them.
+        rules: sentences on options that exclude each other; only `--help-all` shows them.
         rare_topics: what the rare options are for, in a few words; "": the page does not say.
     """
 
@@ -76,6 +78,7 @@ class Page:
     entries: Sequence[Entry]
     examples: Sequence[str]
     examples_title: str = "Examples"
+    rules: Sequence[str] = ()
     rare_topics: str = ""
 
     @property
@@ -100,8 +103,8 @@ class Page:
                 if entry.panel == panel:
                     yield from _entry_lines(entry, width, names)
         if everything:
-            for paragraph in details:
-                yield from ("", *_wrapped(paragraph, width))
+            for paragraph in (*details, " ".join(self.rules)):
+                yield from ("", *_wrapped(paragraph, width)) if paragraph else ()
         else:
             left_out = len(self.entries) - len(shown)
             more = f"{left_out} more option{'s' * (left_out != 1)}" + (
@@ -127,6 +130,7 @@ def paragraphs(text: str | None) -> list[str]:
 
 def entries_of(options_type: type[Any]) -> list[Entry]:
     """The options and arguments that the fields of a dataclass declare; arguments come first."""
+    needed, _ = sentences_of(options_type)
     found = list(_declarations(options_type))
     arguments = [
         Entry("Arguments", bare_name(option), _meaning(option, default))
@@ -134,7 +138,12 @@ def entries_of(options_type: type[Any]) -> list[Entry]:
         if not option.flags
     ]
     flags = [
-        Entry(panel, ", ".join(option.flags) + _value_name(option, kind), _meaning(option, default), option.rare)
+        Entry(
+            panel,
+            ", ".join(option.flags) + _value_name(option, kind),
+            _meaning(option, default, next((needed[flag] for flag in option.flags if flag in needed), None)),
+            option.rare,
+        )
         for option, kind, default, panel in found
         if option.flags
     ]
@@ -151,19 +160,9 @@ def usage_of(options_type: type[Any]) -> str:
     return " ".join(words)
 
 
-def bare_name(argument: Option) -> str:
-    """The name of an argument."""
-    return (argument.metavar or "").strip("[].")
-
-
 def _declarations(options_type: type[Any]) -> Iterator[tuple[Option, Any, Any, str]]:
-    """(declaration, type, default, panel) of every field, nested dataclasses included."""
-    hints = hints_of(options_type)
-    for field in fields(options_type):
-        hint = hints[field.name]
-        if is_dataclass(hint):
-            yield from _declarations(hint)  # type: ignore[arg-type]
-            continue
+    """(declaration, type, default, panel) of every option."""
+    for _, field, hint in declared_fields(options_type):
         option = declared_option(hint)
         panels = [fact.title for fact in facts_of(hint) if isinstance(fact, Panel)]
         yield option, _bare(hint), field.default, panels[0] if panels else option.panel or "Options"
@@ -189,15 +188,16 @@ def _value_name(option: Option, kind: Any) -> str:
     return f" {name}"
 
 
-def _meaning(option: Option, default: Any) -> str:
-    """The meaning of an option, with its default."""
+def _meaning(option: Option, default: Any, needed: str | None = None) -> str:
+    """The meaning of an option, with the options that it needs and its default."""
+    about = option.help if needed is None else f"{option.help} {needed[0].upper()}{needed[1:]}."
     if option.default is not None:
         words = option.default
     elif default is MISSING or default in (None, False, ()):
-        return option.help
+        return about
     else:
         words = f"{default:g}" if isinstance(default, float) else str(default)
-    return f"{option.help} Default: {words}."
+    return f"{about} Default: {words}."
 
 
 # --- layout -----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from tformer.cli.report import console, emit_json, emit_lines, progress_reporter
 from tformer.support.errors import InputError
 from tformer.support.formatting import binary_bytes, listed
 from tformer.support.options import Json, NewFolder, Panel, argument
+from tformer.support.rules import Checked, required
 
 if TYPE_CHECKING:
     from tformer.interop.importing import ImportReport
@@ -29,8 +30,10 @@ EPILOG = examples(
 
 
 @dataclass(frozen=True)
-class ImportOptions:
+class ImportOptions(Checked):
     """The options of `tformer import`."""
+
+    RULES = (required("--out", unless="--dry-run", hint="--out runs/NAME"),)
 
     folder: Annotated[
         str,
@@ -76,8 +79,6 @@ def import_(options: ImportOptions) -> None:
     take such a folder directly; a checkpoint needs neither the folder nor the network. --dry-run downloads a repository
     into the hub's cache, where the import finds it.
     """
-    if options.out is None and not options.dry_run:
-        raise InputError("--out is missing: name the folder of the new checkpoint", hint="--out runs/NAME")
     with StopFlag() as flag:
         from tformer.checkpoint.average import require_new
         from tformer.interop.from_gguf import unpacked

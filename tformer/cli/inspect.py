@@ -15,6 +15,7 @@ from tformer.support.errors import InputError, visible
 from tformer.support.files import require_writable
 from tformer.support.formatting import json_text, plural
 from tformer.support.options import DEVICE, PRECISION, Arch, Checkpoint, Json, Panel, Preset, RecipeFile, Run, Sets
+from tformer.support.rules import Checked, exclude, needs
 
 if TYPE_CHECKING:
     from tformer.tasks.base import GivenExample
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 MOST_SCORES = 2**48  # of one head with --shapes: the elements of larger tensors cannot be counted
 PAGE = ".html"
 TEXTS = (".txt", ".json", ".md")
+NAMED = ("--arch", "--preset", "--config")
+EXAMPLE = ("--text", "--text2", "--target", "--image")
 SHORT = 8  # positions of --shapes without a text and without a length
 
 WHAT, SIZES, VIEW, OUT = Panel("Which model"), Panel("At which sizes"), Panel("What to show"), Panel("Result")
@@ -36,8 +39,18 @@ EPILOG = examples(
 
 
 @dataclass(frozen=True)
-class InspectOptions:
+class InspectOptions(Checked):
     """The options of `tformer inspect`."""
+
+    RULES = (
+        exclude("RUN", NAMED, hint="a run has its own recipe"),
+        exclude("--shapes", "--verify"),
+        exclude("--verify", (*NAMED, "--set"), hint="files are checked as they are"),
+        exclude(EXAMPLE, NAMED, hint="an example is for a run; or use --seq-len T"),
+        exclude(EXAMPLE, "--seq-len", hint="the example sets the length"),
+        exclude("--depth", ("--shapes", "--verify"), hint="it is for the tree of modules"),
+        needs(EXAMPLE, "--shapes"),
+    )
 
     run: Run = None
     arch: Annotated[Arch, WHAT] = None
@@ -70,7 +83,7 @@ class InspectOptions:
     shapes: Annotated[bool, VIEW("--shapes", help="Show shape and meaning of every tensor in a forward pass.")] = False
     text: Annotated[
         str | None,
-        VIEW("--text", help="With --shapes: this example as training gives it to the model, special tokens included."),
+        VIEW("--text", help="This example as training gives it to the model, special tokens included."),
     ] = None
     text2: Annotated[str | None, VIEW("--text2", help="Its second text, for a model of pairs of texts.", rare=True)] = (
         None
@@ -92,25 +105,10 @@ class InspectOptions:
     json: Annotated[Json, OUT] = False
 
     def check(self) -> None:
-        """Raise InputError for options that exclude each other, lack others, or are out of range."""
-        recipes = [("--arch", self.arch), ("--preset", self.preset), ("--config", self.config)]
-        named = [option for option, value in recipes if value is not None]
-        if self.run is not None and named:
-            raise InputError(f"RUN and {named[0]} exclude each other: {self.run} has its own recipe")
-        if self.shapes and self.verify:
-            raise InputError("--shapes and --verify exclude each other")
-        if self.verify and (named or self.set):
-            raise InputError(f"--verify checks files as they are: omit {named[0] if named else '--set'}")
-        parts = (("--text", self.text), ("--text2", self.text2), ("--target", self.target), ("--image", self.image))
-        for option, part in parts:
-            if part is not None and not self.shapes:
-                raise InputError(f"{option} is for --shapes, which is missing")
-            if part is not None and named:
-                raise InputError(f"{option} needs a run: omit {named[0]}", hint="or use --seq-len T")
-            if part is not None and self.seq_len is not None:
-                raise InputError(f"{option} sets the length: omit --seq-len")
-        if self.depth is not None and (self.depth < 0 or self.shapes or self.verify):
-            raise InputError(f"--depth {self.depth}: it must be at least 0, and is for the tree of modules")
+        """Raise InputError for options that contradict each other or are out of range."""
+        super().check()
+        if self.depth is not None and self.depth < 0:
+            raise InputError(f"--depth must be at least 0, found {self.depth}")
         if self.precision not in ("auto", "fp32", "bf16", "fp16"):
             raise InputError(f"--precision: found '{self.precision}', expected auto, fp32, bf16 or fp16")
         if self.device not in ("auto", "cpu") and self.device.partition(":")[0] != "cuda":
@@ -158,7 +156,6 @@ def inspect(options: InspectOptions) -> None:
     model of any size takes a second. Training FLOPs count forward and backward; full attention counts every key, also
     those that a causal mask hides. Tied parameters count once.
     """
-    options.check()
     if options.output is not None and str(options.output) != "-":
         require_writable(options.output, option="-o")
     if options.verify:

@@ -31,7 +31,6 @@ def looking_inside(
         stem: of an unnamed output. reads: files that the output may not replace.
         kinds: heads that the command can use; None: any.
     """
-    options.check()
     from tformer.viz.output import choose_output
 
     chosen = choose_output(options.output, options.format, stem=stem)

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.report import console, report_result
-from tformer.support.errors import InputError
 from tformer.support.options import Checkpoint, Json, NewFolder, Panel, Run
+from tformer.support.rules import Checked, required
 
 WHICH, RESULT = Panel("Which adapters"), Panel("Result")
 
@@ -22,8 +22,10 @@ EPILOG = examples(
 
 
 @dataclass(frozen=True)
-class MergeOptions:
+class MergeOptions(Checked):
     """The options of `tformer merge`."""
+
+    RULES = (required("--out", hint="--out runs/NAME"),)
 
     run: Run = None
     checkpoint: Annotated[Checkpoint, WHICH] = "best"
@@ -44,8 +46,7 @@ def merge(options: MergeOptions) -> None:
     run, so this is for a model that goes elsewhere, is trained on in full, or gets other adapters. In bf16 and fp16
     small changes may be rounded away.
     """
-    if options.out is None:
-        raise InputError("--out is missing: name the folder of the new checkpoint", hint="--out runs/NAME")
+    assert options.out is not None  # the rules require it
     from tformer.checkpoint.average import require_new
     from tformer.checkpoint.resolve import newest_checkpoint
     from tformer.interop.adapters import has_adapters, merge_adapters

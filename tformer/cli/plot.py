@@ -15,6 +15,7 @@ from tformer.cli.report import emit_document, show_notes
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.files import refuse_to_replace
 from tformer.support.options import Panel, PictureFormat, argument
+from tformer.support.rules import Checked
 
 if TYPE_CHECKING:
     from tformer.viz.plot.series import Choices, Run
@@ -33,7 +34,7 @@ EPILOG = examples(
 
 
 @dataclass(frozen=True)
-class PlotOptions:
+class PlotOptions(Checked):
     """The options of `tformer plot`."""
 
     runs: Annotated[
@@ -81,6 +82,7 @@ class PlotOptions:
 
     def check(self) -> None:
         """Raise InputError for an unknown axis or an impossible weight."""
+        super().check()
         if not 0 <= self.smooth < 1:
             raise InputError(f"--smooth must be at least 0 and below 1, found {self.smooth:g}")
         if self.x not in AXES:
@@ -96,7 +98,6 @@ def plot(options: PlotOptions) -> None:
     a panel for each --metric. A validation is drawn at the number of tokens, or the training time, that preceded it. A
     run may still be training.
     """
-    options.check()
     from tformer.viz.output import choose_output
 
     chosen = choose_output(options.output, options.format, stem="curves")

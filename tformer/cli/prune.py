@@ -12,6 +12,7 @@ from tformer.cli.report import progress_reporter, report_result, show_notes
 from tformer.evaluation.options import DataOptions
 from tformer.support.errors import InputError
 from tformer.support.options import DATA, Checkpoint, Device, Json, NewFolder, Panel, Precision, Run
+from tformer.support.rules import Checked, required
 from tformer.workflows.prune.plan import Plan
 
 if TYPE_CHECKING:
@@ -60,8 +61,10 @@ EPILOG = examples(
 
 
 @dataclass(frozen=True)
-class PruneOptions:
+class PruneOptions(Checked):
     """The options of `tformer prune`."""
+
+    RULES = (required("--out", hint="--out runs/NAME-pruned"),)
 
     run: Run = None
     plan: Plan = field(default_factory=Plan)
@@ -78,6 +81,7 @@ class PruneOptions:
 
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
+        super().check()
         self.data.check()
         self.plan.check()
 
@@ -91,9 +95,7 @@ def prune(options: PruneOptions) -> None:
     (`model.<stack>.layerdrop`) lose the least accuracy. The model is searched and measured on --data, by default on the
     run's validation data.
     """
-    if options.out is None:
-        raise InputError("--out is missing: a folder for the smaller model", hint="--out runs/NAME-pruned")
-    options.check()
+    assert options.out is not None  # the rules require it
     with StopFlag() as flag:
         from tformer.checkpoint.average import require_new
         from tformer.decoding.inference import inference_dtype

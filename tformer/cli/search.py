@@ -31,7 +31,6 @@ def search(options: SearchOptions) -> None:
     Each line has the cosine, the number of the text in the index (from 0) and the text; of several queries, the query
     before them. All vectors are compared, so the result is exact; the file is mapped, not read into memory.
     """
-    options.check()
     with StopFlag() as flag:
         from tformer.data.sources.reading import Reading
         from tformer.decoding.lines import text_blocks

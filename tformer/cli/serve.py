@@ -22,7 +22,6 @@ def serve(options: ServeOptions) -> None:
     message. A model is loaded when it is first asked for. The log, one JSON object for each request on standard error,
     has no texts. SIGTERM and Ctrl-C end the server after the answers that were begun.
     """
-    options.check()
     from tformer.serve import host
 
     host.require_packages("serve")

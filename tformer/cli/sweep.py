@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ from tformer.cli.report import show_notes
 from tformer.cli.trainings import list_trainings, run
 from tformer.support.errors import InputError
 from tformer.support.options import Arch, Json, Panel, Preset, RecipeFile, Sets, argument, flag_words, some_of
+from tformer.support.rules import Checked, exclude, required
 from tformer.training.options import TrainOptions
 
 if TYPE_CHECKING:
@@ -71,8 +72,13 @@ class TaskOptions:
 
 
 @dataclass(frozen=True)
-class SweepOptions:
+class SweepOptions(Checked):
     """The options of `tformer sweep`."""
+
+    RULES = (
+        exclude("--plan", (TaskOptions, "-- TRAIN FLAGS"), hint="write it into the plan"),
+        required("--out", unless="--dry-run", hint="a folder for the sweep, for example --out sweeps/first"),
+    )
 
     train_flags: Annotated[
         tuple[str, ...], argument("-- TRAIN FLAGS", help="After `--`: any other flags of `tformer train`.")
@@ -106,9 +112,6 @@ class SweepOptions:
         if self.plan is None:
             named = {name: getattr(task, name) for name in ("config", "arch", "preset", "sets", "vary", "evaluate")}
             return plan_of_flags(**named, train=train_words, **given)
-        described = list(flag_words(replace(task, train=TrainFlags()))) + (["a flag of train"] if train_words else [])
-        if described:
-            raise InputError(f"--plan and {described[0]} exclude each other", hint="write it into the plan")
         return read_plan(self.plan).model_copy(update=given)
 
 
@@ -123,8 +126,6 @@ def sweep(options: SweepOptions) -> None:
     """
     plan = options.make_plan()
     check_flags(plan)
-    if options.out is None and not options.dry_run:
-        raise InputError("--out is missing", hint="a folder for the sweep, for example --out sweeps/first")
     with StopFlag() as stop:
         from tformer.workflows.sweep.run import resolve_plan
 

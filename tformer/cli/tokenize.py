@@ -15,7 +15,8 @@ from tformer.cli.report import emit, emit_json, emit_lines, print_table, show_no
 from tformer.support.errors import InputError, visible
 from tformer.support.files import STANDARD_INPUT
 from tformer.support.formatting import TOKEN_SIGNS, aligned, as_cell, whole_number
-from tformer.support.options import Checkpoint, InvalidUtf8, Json, Panel, SpecialTokens, argument, require_at_most_one
+from tformer.support.options import Checkpoint, InvalidUtf8, Json, Panel, SpecialTokens, argument
+from tformer.support.rules import Checked, exclude, needs
 
 if TYPE_CHECKING:
     from tformer.data.encoding import TextReader
@@ -36,8 +37,16 @@ EPILOG = examples(
 
 
 @dataclass(frozen=True)
-class TokenizeOptions:
+class TokenizeOptions(Checked):
     """The options of `tformer tokenize`."""
+
+    RULES = (
+        exclude("--text", "--input", "--ids"),
+        exclude("--ids", ("--no-template", "--special-tokens")),
+        exclude("--ids", ("--max-length", "--truncation", "--pad", "--padding-side")),
+        exclude("--no-template", "--text2", hint="nothing would separate the texts"),
+        needs("--text2", "--text"),
+    )
 
     paths: Annotated[
         tuple[str, ...],
@@ -102,21 +111,11 @@ class TokenizeOptions:
 
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is read."""
-        require_at_most_one([("--text", self.text or None), ("--input", self.input_path), ("--ids", self.ids)])
+        super().check()
         if self.text2 is not None and len(self.text) != 1:
             raise InputError(f"--text2 makes a pair with one --text, found {len(self.text)}")
         if self.pad == "max" and self.max_length is not None and self.max_length > MOST_TOKENS:
             raise InputError(f"--max-length with --pad max must be at most {MOST_TOKENS:,}, found {self.max_length:,}")
-        of_texts = {
-            "--no-template": self.no_template,
-            "--special-tokens": self.special_tokens,
-            "--max-length": self.max_length,
-            "--truncation": self.truncation,
-            "--pad": self.pad,
-            "--padding-side": self.padding_side,
-        }
-        if self.ids is not None and (given := [flag for flag, value in of_texts.items() if value]):
-            raise InputError(f"{given[0]} is for texts, and --ids decodes ids")
         if not self.text and self.input_path is None and self.ids is None and sys.stdin.isatty():
             raise InputError("there is no text", hint="give --text TEXT, --input FILE or --ids IDS, or pipe text in")
 
@@ -131,8 +130,6 @@ class TokenizeOptions:
         if self.special_tokens:
             changes["tokenizer"] = subject.tokenizer.reading_special()
         if self.no_template:
-            if self.text2 is not None:
-                raise InputError("--no-template and --text2 exclude each other: nothing would separate the texts")
             changes |= {"single": plain_template(), "pair": None, "starts": ()}
         reader = replace(subject.reader, **changes)
         if reader.pad_to == "max" and reader.max_length is None:
@@ -147,7 +144,6 @@ def tokenize(options: TokenizeOptions) -> None:
     A run or checkpoint shows exactly what its model reads; a tokenizer.json shows its own template. Several tokenizers
     are compared on the same text by bytes per token.
     """
-    options.check()
     from tformer.workflows.tokenizing import decoded_document, open_subject
 
     paths: list[Path | None] = [Path(path) for path in options.paths] or [None]

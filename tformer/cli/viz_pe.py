@@ -12,6 +12,7 @@ from tformer.cli.process import uncollected
 from tformer.cli.report import emit, emit_document, show_notes
 from tformer.support.errors import InputError
 from tformer.support.options import Panel, PictureFormat, comma_list
+from tformer.support.rules import Checked, needs
 
 if TYPE_CHECKING:
     from tformer.viz.pe.settings import Settings
@@ -28,8 +29,10 @@ EPILOG = examples(
 
 
 @dataclass(frozen=True)
-class PositionsOptions:
+class PositionsOptions(Checked):
     """The options of `tformer viz-pe`."""
+
+    RULES = (needs(("--stack", "--layer"), "--run"),)
 
     encoding: Annotated[
         str | None, WHAT("--encoding", metavar="KIND", help=f"{NAMES}. Default: sinusoidal, or the run's.")
@@ -148,9 +151,6 @@ def viz_pe(options: PositionsOptions) -> None:
             options.run, settings, stack=options.stack, layer=options.layer, encoding=options.encoding
         )
         check_settings(settings)
-    elif options.stack is not None or options.layer:
-        part = "--stack" if options.stack is not None else "--layer"
-        raise InputError(f"{part} names a part of a run: name the run too", hint="--run RUN")
     with uncollected():
         from tformer.viz.pe.page import view_of
 

@@ -10,6 +10,7 @@ from tformer.cli.command import examples, takes_options
 from tformer.cli.report import console, spinner
 from tformer.support.errors import InputError
 from tformer.support.options import Panel, argument
+from tformer.support.rules import Checked
 
 ADDRESS = Panel("The address")
 
@@ -21,7 +22,7 @@ EPILOG = examples(
 
 
 @dataclass(frozen=True)
-class WatchOptions:
+class WatchOptions(Checked):
     """The options of `tformer watch`."""
 
     folders: Annotated[
@@ -36,6 +37,7 @@ class WatchOptions:
 
     def check(self) -> None:
         """Raise InputError for an impossible port."""
+        super().check()
         if not 0 <= self.port < 1 << 16:
             raise InputError(f"--port must be from 0 to 65535, found {self.port}")
 
@@ -47,7 +49,6 @@ def watch(options: WatchOptions) -> None:
     The page is that of `tformer plot`, with the last sample of each training. It follows the files of the runs and
     takes nothing from a training but a little time of one core; new runs appear by themselves. Ctrl-C ends it.
     """
-    options.check()
     from tformer.serve.host import own_names, require_packages, serve, watch_routes
 
     require_packages("watch")

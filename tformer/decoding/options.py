@@ -6,13 +6,12 @@ This module imports no model, so that `--help` is fast.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tformer.data.sources.reading import ReadsTexts
 from tformer.support import decoding as row
-from tformer.support.decoding import BEAMS, SAMPLING, Neutral, Use
+from tformer.support.decoding import BEAMS, SAMPLING, Use
 from tformer.support.errors import InputError
 from tformer.support.options import (
     COMPILE,
@@ -25,6 +24,7 @@ from tformer.support.options import (
     Devices,
     Encoding,
     InvalidUtf8,
+    Neutral,
     Panel,
     Precision,
     Quantize,
@@ -32,12 +32,8 @@ from tformer.support.options import (
     SpecialTokens,
     TableColumn,
     TaskPrefix,
-    check_quantize,
-    facts_of,
-    flag_of,
-    hints_of,
-    require_at_most_one,
 )
+from tformer.support.rules import QUANTIZE_RULE, Checked, as_given, exclude, names_of, needs
 
 if TYPE_CHECKING:
     from tformer.decoding.settings import BeamSettings, GenerationSettings
@@ -55,8 +51,21 @@ def batch_on(model: Transformer, usual: int) -> int:
 
 
 @dataclass(frozen=True)
-class GenerateOptions(ReadsTexts):
+class GenerateOptions(ReadsTexts, Checked):
     """The options of `tformer generate`; None: not given, the model's recipe has the default."""
+
+    RULES = (
+        exclude("--prompt", ("--input", "--target-prefix-file")),
+        exclude("--prompt", ("--text-column", "--encoding", "--delimiter", "--quotes")),
+        exclude("--target-prefix", "--target-prefix-file"),
+        exclude("--greedy", "--temperature"),
+        exclude(Use.SAMPLE, Use.SEARCH, hint="one draws samples, the other is for beam search"),
+        exclude("--stop", Use.SEARCH, hint="a beam ends at the end token"),
+        exclude("--chat", Use.SEARCH, hint="answers are sampled, or --greedy"),
+        needs("--system", "--chat", hint="it is a message of the chat template"),
+        exclude("--compile on", "--quantize", hint="8-bit matrices cannot be compiled"),
+        QUANTIZE_RULE,
+    )
 
     arguments: Annotated[
         tuple[str, ...], replace(RUN, help="Run, checkpoint or Hugging Face folder; several: only with --ensemble.")
@@ -217,20 +226,8 @@ class GenerateOptions(ReadsTexts):
 
     def check(self) -> None:
         """Raise InputError for options that contradict each other, before anything is loaded."""
-        prompt, target_prefix_file = ("--prompt", self.prompt), ("--target-prefix-file", self.target_prefix_file)
-        require_at_most_one([prompt, ("--input", self.input_path)])
-        require_at_most_one([("--target-prefix", self.target_prefix), target_prefix_file])
-        require_at_most_one([prompt, target_prefix_file])
-        reading = self.reading
-        for flag, value in (
-            ("--text-column", self.text_column),
-            ("--encoding", reading.encoding),
-            ("--delimiter", reading.delimiter),
-            ("--quotes", self.quotes),
-        ):
-            require_at_most_one([prompt, (flag, value)])
-        if self.greedy and self.temperature:
-            raise InputError(f"--greedy and --temperature {self.temperature:g} exclude each other")
+        super().check()
+        _ = self.reading
         if self.is_greedy and (self.beam_size or 1) > 1:
             how = "--greedy" if self.greedy else "--temperature 0"
             raise InputError(f"{how} and --beam-size {self.beam_size} exclude each other", hint="greedy is a beam of 1")
@@ -244,34 +241,10 @@ class GenerateOptions(ReadsTexts):
             if not reads_table(self):
                 found = f"--num-samples {self.num_samples} with --input would give several lines per prompt"
                 raise InputError(found, hint="add --json")
-        check_quantize(self.quantize, self.precision)
-        if self.compile == "on" and self.quantize != "none":
-            raise InputError(
-                f"--compile on and --quantize {self.quantize} exclude each other",
-                hint="8-bit matrices cannot be compiled",
-            )
-        sampling, search = self.given(Use.SAMPLE), self.given(Use.SEARCH)
-        if sampling and search:
-            raise InputError(
-                f"{sampling[0]} and {search[0]} exclude each other",
-                hint=f"{sampling[0]} draws samples, {search[0]} is for beam search",
-            )
-        if search and self.stop:
-            raise InputError(f"--stop and {search[0]} exclude each other", hint="a beam ends at the end token")
-        if self.chat and search:
-            raise InputError(f"--chat and {search[0]} exclude each other", hint="answers are sampled, or --greedy")
-        if self.system is not None and not self.chat:
-            raise InputError("--system needs --chat: it is a message of the chat template")
 
     def given(self, *uses: Use) -> list[str]:
         """Flags of the options for one of these uses that were given and are not neutral."""
-        flags = []
-        for name, facts in _facts_of_fields().items():
-            value = getattr(self, name)
-            is_given = value is not None and value is not False and value != () and Neutral(value) not in facts
-            if is_given and any(use in facts for use in uses):
-                flags.append(flag_of(GenerateOptions, name))
-        return flags
+        return [name for name in names_of(uses, GenerateOptions) if as_given(self, name)]
 
     @property
     def files(self) -> list[str]:
@@ -351,10 +324,3 @@ class GenerateOptions(ReadsTexts):
     def _values_for(self, settings: type) -> dict[str, Any]:
         """The options that the settings have under the same names."""
         return {field.name: getattr(self, field.name) for field in fields(settings) if hasattr(self, field.name)}
-
-
-@cache
-def _facts_of_fields() -> dict[str, tuple[Any, ...]]:
-    """The facts in the declaration of each field, by its name."""
-    hints = hints_of(GenerateOptions)
-    return {name: facts_of(hint) for name, hint in hints.items()}

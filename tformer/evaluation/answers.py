@@ -31,9 +31,8 @@ from tformer.support.options import (
     TableColumn,
     Views,
     argument,
-    check_quantize,
-    require_at_most_one,
 )
+from tformer.support.rules import QUANTIZE_RULE, Checked, exclude, needs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,8 +48,10 @@ INPUT, ANSWER = Panel("What to classify"), Panel("The answer")
 
 
 @dataclass(frozen=True)
-class ClassifyOptions(ReadsTexts):
+class ClassifyOptions(ReadsTexts, Checked):
     """The options of `tformer classify`."""
+
+    RULES = (exclude("--text", "--image", "--input"), needs("--text2", "--text"), QUANTIZE_RULE)
 
     arguments: Annotated[
         tuple[str, ...],
@@ -102,9 +103,7 @@ class ClassifyOptions(ReadsTexts):
 
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
-        require_at_most_one([("--text", self.text), ("--image", self.image or None), ("--input", self.input_path)])
-        if self.text2 is not None and self.text is None:
-            raise InputError("--text2 needs --text")
+        super().check()
         if self.text is None and not self.image and self.input_path is None and sys.stdin.isatty():
             raise InputError(
                 "nothing to classify",
@@ -116,7 +115,6 @@ class ClassifyOptions(ReadsTexts):
             from tformer.decoding.answer_table import output_format
 
             output_format(self.output, None)
-        check_quantize(self.quantize, self.precision)
 
     def check_model(self, classifier: Classifier) -> None:
         """Raise InputError for inputs and options that the model cannot take."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from tformer.support import options
 from tformer.support.errors import InputError
@@ -30,16 +30,30 @@ from tformer.support.options import (
     Text2Column,
     TextColumn,
     Views,
-    check_quantize,
 )
+from tformer.support.rules import QUANTIZE_RULE, Checked, Rules, exclude, needs
 
 PAIRS, MEASURE = Panel("Pairs of texts"), Panel("What is measured")
 ENDINGS = (".csv", ".tsv", ".jsonl")  # of the file of mistakes
+ONE_SIDE = "two aligned files: --source FILE --target FILE"
+DATA_OR_SOURCE = exclude("--data", "--source", hint="--data is one table with both sides")
+OF_DECODING = (
+    *("--beam-size", "--max-new-tokens", "--length-penalty", "--length-penalty-type", "--at-limit"),
+    *("--bleu-tokenize", "--lowercase", "--mistakes"),
+)
+"""Options that apply only where the model decodes its own outputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataOptions:
+class DataOptions(Checked):
     """The data that a model is measured on; None: not given."""
+
+    RULES: ClassVar[Rules] = (
+        DATA_OR_SOURCE,
+        exclude("--data-folder", ("--data", "--source")),
+        needs("--source", "--target", hint=ONE_SIDE),
+        needs("--target", "--source", hint=ONE_SIDE),
+    )
 
     data: Annotated[
         str | None,
@@ -69,9 +83,7 @@ class DataOptions:
     delimiter: Delimiter = None
     quotes: Quotes = None
     bad_rows: BadRows = None
-    source: Annotated[
-        str | None, PAIRS("--source", metavar="FILE", help="File with one source per line; needs --target.")
-    ] = None
+    source: Annotated[str | None, PAIRS("--source", metavar="FILE", help="File with one source per line.")] = None
     target: Annotated[str | None, PAIRS("--target", metavar="FILE", help="File with the reference of each source.")] = (
         None
     )
@@ -105,18 +117,26 @@ class DataOptions:
 
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
+        super().check()
         if self.data == "":
             raise InputError("--data is empty", hint="name a file or folder: --data PATH")
-        if (self.source is None) != (self.target is None):
-            given, missing = ("--source", "--target") if self.target is None else ("--target", "--source")
-            raise InputError(f"{given} without {missing}", hint="two aligned files: --source FILE --target FILE")
-        if self.source is not None and self.data is not None:
-            raise InputError("--data and --source exclude each other", hint="--data is one table with both sides")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions(DataOptions):
     """The options of `tformer evaluate`."""
+
+    RULES = (
+        exclude("--tasks", ("--data", "--source", "--score", "--by", "--plot", "--devices", "--quantize")),
+        *DataOptions.RULES,
+        exclude("--score", ("--no-decode", "--by", "--plot")),
+        exclude(("--score", "--no-decode"), OF_DECODING),
+        exclude("--by position", "--stride", hint="a window has every position once"),
+        QUANTIZE_RULE,
+        needs("--max-tokens", "--pseudo-perplexity"),
+        needs(("--num-fewshot", "--limit"), "--tasks"),
+        needs("--pooling", "--data", hint="it measures vectors on pairs of texts"),
+    )
 
     run: Run = None
     beam_size: Annotated[
@@ -286,9 +306,7 @@ class EvaluationOptions(DataOptions):
     ] = False
     max_tokens: Annotated[
         int | None,
-        MEASURE(
-            "--max-tokens", metavar="N", help="With --pseudo-perplexity: maximum number of tokens to mask.", rare=True
-        ),
+        MEASURE("--max-tokens", metavar="N", help="Maximum number of tokens to mask.", rare=True),
     ] = None
     as_json: Annotated[Json, MEASURE] = False
     checkpoint: Checkpoint = "best"
@@ -300,21 +318,12 @@ class EvaluationOptions(DataOptions):
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
         super().check()
-        if self.max_tokens is not None and not self.pseudo_perplexity:
-            raise InputError("--max-tokens limits --pseudo-perplexity, which was not given")
-        self._check_tasks()
-        if self.pooling is not None and self.data is None:
-            raise InputError("--pooling measures vectors on pairs of texts", hint="name them with --data FILE")
-        if self.score and self.no_decode:
-            raise InputError("--score and --no-decode exclude each other")
-        if self.score and (self.by or self.plot):
-            raise InputError(f"--score and {'--by' if self.by else '--plot'} exclude each other")
-        if self.by == "position" and self.stride is not None:
-            raise InputError("--by position and --stride exclude each other: a window has every position once")
-        without = "--score" if self.score else "--no-decode" if self.no_decode else None
-        for name in self.given():
-            if without is not None and name in DECODING:
-                raise InputError(f"{flag_of(name)} has no meaning with {without}")
+        for name, least in (("num_fewshot", 0), ("limit", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InputError(f"{flag_of(name)} must be at least {least}, found {value}")
+        if self.tasks is not None and not self.task_names:
+            raise InputError("--tasks is empty", hint="name tasks of lm_eval or YAML files: --tasks NAME,FILE")
         if self.bleu_tokenize is not None:
             from tformer.metrics.text import require_tokenizer
 
@@ -335,27 +344,11 @@ class EvaluationOptions(DataOptions):
                 )
             require_writable(path, option="--mistakes")
             refuse_to_replace(path, self.files, option="--mistakes")
-        check_quantize(self.quantize, self.precision)
 
     @property
     def task_names(self) -> tuple[str, ...]:
         """The names and files of --tasks."""
         return tuple(name for each in (self.tasks or "").split(",") if (name := each.strip()))
-
-    def _check_tasks(self) -> None:
-        for name, least in (("num_fewshot", 0), ("limit", 1)):
-            value = getattr(self, name)
-            if value is not None and self.tasks is None:
-                raise InputError(f"{flag_of(name)} has no meaning without --tasks")
-            if value is not None and value < least:
-                raise InputError(f"{flag_of(name)} must be at least {least}, found {value}")
-        if self.tasks is None:
-            return
-        if not self.task_names:
-            raise InputError("--tasks is empty", hint="name tasks of lm_eval or YAML files: --tasks NAME,FILE")
-        for name in ("data", "source", "score", "by", "plot", "devices", "quantize"):
-            if getattr(self, name) != getattr(type(self), name):
-                raise InputError(f"--tasks and {flag_of(name)} exclude each other")
 
 
 COMMON = frozenset(
@@ -368,14 +361,6 @@ COMMON = frozenset(
 
 READING = frozenset({"invalid_utf8", "encoding", "delimiter", "quotes", "bad_rows"})
 """Options of how texts and tables are read."""
-
-DECODING = frozenset(
-    {
-        *("beam_size", "max_new_tokens", "length_penalty", "length_penalty_type", "at_limit"),
-        *("bleu_tokenize", "lowercase", "mistakes"),
-    }
-)
-"""Options that apply only where the model decodes its own outputs."""
 
 
 def flag_of(name: str) -> str:

@@ -28,9 +28,8 @@ from tformer.support.options import (
     Run,
     TableColumn,
     argument,
-    check_quantize,
-    require_at_most_one,
 )
+from tformer.support.rules import QUANTIZE_RULE, Checked, exclude
 
 INPUT, VECTOR, OUTPUT = Panel("What to embed"), Panel("The vector"), Panel("The output")
 SEARCHED = Panel("The search")
@@ -38,8 +37,10 @@ NPY = ".npy"
 
 
 @dataclass(frozen=True)
-class EmbedOptions(ReadsTexts):
+class EmbedOptions(ReadsTexts, Checked):
     """The options of `tformer embed` and `run.embed`."""
+
+    RULES = (exclude("--text", "--input"), QUANTIZE_RULE)
 
     run: Run = None
     text: Annotated[str | None, INPUT("--text", help="A text.")] = None
@@ -103,14 +104,8 @@ class EmbedOptions(ReadsTexts):
     precision: Precision = "auto"
     quantize: Quantize = "none"
 
-    def check(self) -> None:
-        """Raise InputError for what can be refused before anything is computed."""
-        check_quantize(self.quantize, self.precision)
-
     def check_command(self) -> None:
         """Raise InputError for inputs and outputs that `tformer embed` cannot take."""
-        self.check()
-        require_at_most_one([("--text", self.text), ("--input", self.input_path)])
         if self.text is None and self.input_path is None and sys.stdin.isatty():
             raise InputError("nothing to embed", hint="give --text TEXT or --input FILE, or pipe one text a line")
         ending = self.ending
@@ -131,8 +126,10 @@ class EmbedOptions(ReadsTexts):
 
 
 @dataclass(frozen=True)
-class SearchOptions:
+class SearchOptions(Checked):
     """The options of `tformer search`."""
+
+    RULES = (exclude("QUERY", "--input"),)
 
     index: Annotated[Path, argument("INDEX", help="A .npy file of tformer embed.")]
     query: Annotated[
@@ -155,6 +152,6 @@ class SearchOptions:
 
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
-        require_at_most_one([("QUERY", self.query), ("--input", self.input_path)])
+        super().check()
         if self.query is None and self.input_path is None and sys.stdin.isatty():
             raise InputError("nothing to search for", hint=f'tformer search {self.index} "a text"')

@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from tformer.evaluation.options import PAIRS, DataOptions
+from tformer.evaluation.options import DATA_OR_SOURCE, ONE_SIDE, PAIRS, DataOptions
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.options import (
     DATA,
@@ -21,9 +21,9 @@ from tformer.support.options import (
     SpecialTokens,
     argument,
     comma_list,
-    flag_of,
     parse_numbers,
 )
+from tformer.support.rules import AllBut, Checked, Rules, exclude, needs, required
 
 RANDOM, SHOWN = Panel("Random tokens"), Panel("What is shown")
 READ, TUNED, PICTURE = Panel("What the model reads"), Panel("Tuned lens"), Panel("The picture")
@@ -92,6 +92,12 @@ class ExampleOptions(DataOptions):
 class HeadOptions(ExampleOptions):
     """The options of `tformer heads`."""
 
+    RULES = (
+        *DataOptions.RULES,
+        exclude(RANDOM, (DataOptions, "--max-examples"), hint="examples of data replace random tokens"),
+        exclude("--over-training", "--checkpoint"),
+    )
+
     length: Annotated[
         int | None, RANDOM("--length", metavar="T", help="Tokens of a sequence.", default="25, or as many as fit")
     ] = None
@@ -119,15 +125,20 @@ class HeadOptions(ExampleOptions):
         super().check()
         for name, least, most in (("length", 2, None), ("copies", 2, None), ("samples", 1, MOST_SAMPLES)):
             _require(f"--{name}", getattr(self, name), least, most)
-        if self.of_data and self.of_random:
-            raise InputError(f"--{next(iter(self.of_random))} is for random tokens; examples of data replace them")
-        if self.over_training and self.checkpoint != HeadOptions.checkpoint:
-            raise InputError("--over-training and --checkpoint exclude each other")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenOptions(ExampleOptions):
     """The options of `tformer viz-tokens`."""
+
+    RULES = (
+        DATA_OR_SOURCE,
+        exclude("--data-folder", ("--data", "--source")),
+        exclude("--text", (AllBut(DataOptions, ("--target", "--prefix")), "--max-examples")),
+        needs("--source", "--target", hint=ONE_SIDE),
+        needs("--target", "--source", "--text"),
+        needs("--special-tokens", "--text"),
+    )
 
     second: Annotated[str | None, argument("RUN2", help="A second run that reads the same, for comparison.")] = None
     text: Annotated[
@@ -152,15 +163,9 @@ class TokenOptions(ExampleOptions):
 
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
+        super().check()
         _require("--top-k", self.top_k, 1, MOST_TOP)
         _require("--hardest", self.hardest, 1)
-        if self.text is None:
-            if self.special_tokens:
-                raise InputError("--special-tokens is for --text, which was not given")
-            super().check()
-            return
-        if of_data := [name for name in self.of_data if name not in ("target", "prefix")]:
-            raise InputError(f"--text and {flag_of(TokenOptions, of_data[0])} exclude each other")
 
 
 PROMPTS, ABLATION = Panel("Two prompts"), Panel("Ablation")
@@ -170,6 +175,19 @@ PATCHED = ("residual", "attention", "feedforward", "heads")
 @dataclass(frozen=True, kw_only=True)
 class PatchOptions(ExampleOptions):
     """The options of `tformer patch`."""
+
+    RULES = (
+        exclude("--ablate", PROMPTS),
+        exclude(("--clean-image", "--corrupted-image"), ("--clean", "--corrupted", "--text2", "--target")),
+        exclude("--wrong", "--metric logit|probability|loss"),
+        DATA_OR_SOURCE,
+        exclude("--data-folder", ("--data", "--source")),
+        needs((AllBut(DataOptions, ("--target", "--prefix")), "--max-examples"), "--ablate"),
+        needs("--source", "--target", hint=ONE_SIDE),
+        needs("--target", "--source", "--clean"),
+        required("--clean", "--clean-image", unless="--ablate", hint="--clean TEXT --corrupted TEXT, or --ablate zero"),
+        required("--corrupted", "--corrupted-image", unless="--ablate", hint="a prompt with another answer"),
+    )
 
     clean: Annotated[str | None, PROMPTS("--clean", metavar="TEXT", help="A prompt.")] = None
     corrupted: Annotated[
@@ -265,31 +283,18 @@ class PatchOptions(ExampleOptions):
 
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
-        if self.ablate is not None:
-            super().check()
-        of_both = {"target", "prefix", "run", "ablate", "output", "format", "checkpoint", "device"}
-        for name in self.given():
-            flag = flag_of(PatchOptions, name) if name not in of_both else ""
-            if flag and self.ablate is None and name in self.of_data:
-                raise InputError(f"{flag} is for --ablate, which was not given")
-            if flag and self.ablate is not None and name not in self.of_data:
-                raise InputError(f"--ablate and {flag} exclude each other")
-        images = "-image" if (self.clean_image or self.corrupted_image) is not None else ""
-        if images and (texts := [name for name in ("clean", "corrupted", "text2", "target") if getattr(self, name)]):
-            raise InputError(f"--clean-image and --{texts[0]} exclude each other")
-        pair = (self.clean_image, self.corrupted_image) if images else (self.clean, self.corrupted)
-        if self.ablate is None and None in pair:
-            missing = f"--{'clean' if pair[0] is None else 'corrupted'}{images}"
-            two = "two images: --clean-image FILE" if images else "two prompts: --clean TEXT"
-            raise InputError(f"{missing} is missing", hint=f"{two} --corrupted{images} ..., or --ablate zero")
-        if self.metric in ("logit", "probability", "loss") and self.wrong is not None:
-            raise InputError(f"--wrong has no meaning with --metric {self.metric}")
+        super().check()
         _ = self.chosen_parts
 
 
 @dataclass(frozen=True)
-class ReadOptions:
+class ReadOptions(Checked):
     """Input of one forward pass: the options shared by lens, attribute and viz-attention."""
+
+    RULES: ClassVar[Rules] = (
+        exclude("--image", ("--text", "--text2", "--target")),
+        required("--text", "--image", hint="give --text TEXT, or for an image model --image FILE"),
+    )
 
     run: Run = None
     text: Annotated[str | None, READ("--text", help="The text to read; for an encoder-decoder the source.")] = None
@@ -309,14 +314,6 @@ class ReadOptions:
         str | None, READ("--prefix", metavar="TEXT", help="Prefix of the source, instead of the run's own.", rare=True)
     ] = None
     special_tokens: Annotated[SpecialTokens, READ] = False
-
-    def check(self) -> None:
-        """Raise InputError for no input, and for an image beside a text."""
-        texts = [flag for flag in ("--text", "--text2", "--target") if getattr(self, flag[2:]) is not None]
-        if self.image is not None and texts:
-            raise InputError(f"--image and {texts[0]} exclude each other")
-        if self.text is None and self.image is None:
-            raise InputError("there is no input", hint="give --text TEXT, or for an image model --image FILE")
 
 
 @dataclass(frozen=True)
@@ -351,6 +348,17 @@ class AnswerOptions(ReadOptions):
 class LensOptions(AnswerOptions):
     """The options of `tformer lens`."""
 
+    RULES = (
+        *AnswerOptions.RULES,
+        exclude("--tuned", "--lens logit"),
+        exclude(
+            "--stack encoder",
+            ("--view parts", "--against"),
+            hint="an encoder's layers answer through the decoder, which no sum divides into parts",
+        ),
+        needs("--steps", "--tuned"),
+    )
+
     positions: Annotated[
         str | None,
         SHOWN("--positions", metavar="0,3-5", help="Positions to show.", default="all; in the terminal the last"),
@@ -381,13 +389,6 @@ class LensOptions(AnswerOptions):
         _require("--top-k", self.top_k, 1, MOST_TOP)
         _require("--steps", self.steps, 1)
         super().check()
-        if self.tuned is None and self.steps != LensOptions.steps:
-            raise InputError("--steps is for --tuned, which was not given")
-        if self.tuned is not None and self.lens == "logit":
-            raise InputError("--tuned and --lens logit exclude each other")
-        if self.stack == "encoder" and (self.view == "parts" or self.against is not None):
-            flag = "--view parts" if self.view == "parts" else "--against"
-            raise InputError(f"{flag}: an encoder's layers answer through the decoder, which no sum divides into parts")
 
 
 METHOD = Panel("Methods")
@@ -403,6 +404,8 @@ MOST_STEPS = 1000
 @dataclass(frozen=True)
 class AttributeOptions(AnswerOptions):
     """The options of `tformer attribute`."""
+
+    RULES = (*AnswerOptions.RULES, exclude("--against", "--metric"))
 
     metric: Annotated[
         Literal["logit", "probability", "loss"] | None,
@@ -435,14 +438,12 @@ class AttributeOptions(AnswerOptions):
         super().check()
         methods = {*self.chosen_methods}
         _require("--steps", self.steps, 1, MOST_STEPS)
-        for flag, given, needs in (
+        for flag, given, of in (
             ("--steps", self.steps, {"integrated"}),
             ("--baseline", self.baseline, {"integrated", "occlusion"}),
         ):
-            if given is not None and not needs & methods:
+            if given is not None and not of & methods:
                 raise InputError(f"{flag} has no meaning with --methods {self.methods}", hint="add integrated")
-        if self.against is not None and self.metric is not None:
-            raise InputError(f"--against and --metric {self.metric} exclude each other")
 
 
 ROWS = Panel("Vectors")
@@ -456,7 +457,7 @@ EMBEDDING_TABLES = {
 
 
 @dataclass(frozen=True)
-class EmbeddingOptions:
+class EmbeddingOptions(Checked):
     """The options of `tformer viz-embeddings`."""
 
     run: Run = None
@@ -477,6 +478,7 @@ class EmbeddingOptions:
 
     def check(self) -> None:
         """Raise InputError for values that are invalid for every model."""
+        super().check()
         if self.table is not None and self.table not in EMBEDDING_TABLES:
             raise InputError(f"--table {self.table}: unknown", hint=did_you_mean(self.table, EMBEDDING_TABLES))
         _require("--top-k", self.top_k, 1, MOST_TOP)

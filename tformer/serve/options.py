@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Annotated
 
 from tformer.support.errors import InputError
-from tformer.support.options import Checkpoint, Device, Panel, Precision, Quantize, argument, check_quantize
+from tformer.support.options import Checkpoint, Device, Panel, Precision, Quantize, argument
+from tformer.support.rules import QUANTIZE_RULE, Checked
 
 NETWORK, LIMITS, LOG = Panel("Network"), Panel("Limits"), Panel("Log")
 KEY_VARIABLE = "TFORMER_API_KEY"
 
 
 @dataclass(frozen=True)
-class ServeOptions:
+class ServeOptions(Checked):
     """The options of `tformer serve`."""
+
+    RULES = (QUANTIZE_RULE,)
 
     runs: Annotated[
         tuple[str, ...],
@@ -77,7 +80,7 @@ class ServeOptions:
 
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
-        check_quantize(self.quantize, self.precision)
+        super().check()
         if not 0 <= self.port < 2**16:
             raise InputError(f"--port must be between 0 and 65535, found {self.port}")
         for flag, value, least in (

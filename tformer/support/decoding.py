@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt  # pydantic reads these; its own `Field` takes longer to import than help may
 
-from tformer.support.options import Option, Panel, as_keyword, facts_of
+from tformer.support.options import Neutral, Option, Panel, as_keyword, facts_of
 
 BEAMS, SAMPLING, LENGTH = Panel("Beam search"), Panel("Sampling"), Panel("Length and repetition")
 MOST_TOKENS, MOST_BEAMS = 2**30, 2**20
@@ -27,12 +27,6 @@ class Use(Enum):
     SEARCH = "beam search"
     SOURCE = "sources of encoder-decoders"
     TEXT = "models that write text: not for filling masks"
-
-
-class Neutral(NamedTuple):
-    """The value of an option that means the same as leaving it out."""
-
-    value: Any
 
 
 class Bound(NamedTuple):

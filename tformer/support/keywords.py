@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast, get_origin, get_type_hints
 
 from tformer.support.bounds import expected_by, out_of_bounds
 from tformer.support.errors import InputError, TformerError, did_you_mean
-from tformer.support.options import as_keyword, declared_option
+from tformer.support.options import as_keyword, declared_option, hints_of
 
 FLAG = re.compile(r"--[a-z][a-z0-9-]*")
 Options = TypeVar("Options")
@@ -61,7 +61,7 @@ def from_keywords(
 def _keywords(options_type: type[Any]) -> dict[str, tuple[str, Any]]:
     """{keyword: (name, type)} of the fields that have a flag."""
     types, found = get_type_hints(options_type), {}
-    for name, hint in get_type_hints(options_type, include_extras=True).items():
+    for name, hint in hints_of(options_type).items():
         declared = declared_option(hint)
         if declared.flags:
             found[as_keyword(declared.flags[0])] = (name, types[name])

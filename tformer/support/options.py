@@ -15,12 +15,12 @@ command-line library, so the dataclass may stand in the package that does the wo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass, make_dataclass
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import Field, dataclass, fields, is_dataclass, make_dataclass
+from functools import cache
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_args, get_type_hints
 
 from tformer.support.errors import InputError
 from tformer.support.formatting import MAX_DIGITS
@@ -77,18 +77,17 @@ class Panel:
         return option(*flags, panel=self.title, **facts)
 
 
+class Neutral(NamedTuple):
+    """The value of an option that means the same as leaving it out."""
+
+    value: Any
+
+
 def some_of(options_type: type[Any], names: Sequence[str]) -> type[Any]:
     """A dataclass of options with these fields of another one."""
     hints = hints_of(options_type)
     chosen = [(one.name, hints[one.name], one.default) for one in fields(options_type) if one.name in names]
     return make_dataclass(f"Some{options_type.__name__}", chosen, frozen=True)
-
-
-def require_at_most_one(options: Iterable[tuple[str, object]]) -> None:
-    """Raise InputError when more than one of these (flag, value) was given: is not None."""
-    given = [flag for flag, value in options if value is not None]
-    if len(given) > 1:
-        raise InputError(f"{given[0]} and {given[1]} exclude each other")
 
 
 def comma_list(
@@ -148,18 +147,38 @@ def facts_of(hint: Any) -> tuple[Any, ...]:
     return tuple(fact for each in (hint, *get_args(hint)) for fact in getattr(each, "__metadata__", ()))
 
 
-_hints: Callable[[Any], dict[str, Any]] = cache(partial(get_type_hints, include_extras=True))
+@cache
+def _hints_of(options_type: Any) -> dict[str, Any]:
+    hints = get_type_hints(options_type, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(options_type)}
 
 
 def hints_of(options_type: type[Any]) -> dict[str, Any]:
-    """The types of a class of options by field, with the facts beside them; a command needs them several times."""
-    return _hints(options_type)
+    """The types of the fields of a class of options, with the facts beside them; a command needs them several times."""
+    return _hints_of(cast(Any, options_type))
 
 
 def declared_option(hint: Any) -> Option:
     """The `Option` in the annotations of a field's type."""
     [declared] = [fact for fact in facts_of(hint) if isinstance(fact, Option)]
     return declared
+
+
+def bare_name(argument: Option) -> str:
+    """The name of an argument."""
+    return (argument.metavar or "").strip("[].")
+
+
+def declared_fields(options_type: Any) -> Iterator[tuple[tuple[str, ...], Field[Any], Any]]:
+    """(names from the outside in, field, type) of every option of a class, those of its nested dataclasses included."""
+    hints = hints_of(options_type)
+    for field in fields(options_type):
+        hint = hints[field.name]
+        if is_dataclass(hint):
+            for path, inner, its_hint in declared_fields(hint):
+                yield (field.name, *path), inner, its_hint
+        else:
+            yield (field.name,), field, hint
 
 
 def flag_of(options_type: type[Any], name: str) -> str:
@@ -169,8 +188,7 @@ def flag_of(options_type: type[Any], name: str) -> str:
 
 def with_bare_values(words: Sequence[str], options_type: type[Any]) -> list[str]:
     """The words of a command line with the value of each flag that may stand alone and does."""
-    hints = hints_of(options_type)
-    declared = (declared_option(hint) for hint in hints.values() if not is_dataclass(hint))
+    declared = (declared_option(hint) for _, _, hint in declared_fields(options_type))
     bare = {flag: each.bare for each in declared if each.bare is not None for flag in each.flags}
     found: list[str] = []
     for word, after in zip_longest(words, words[1:]):
@@ -328,12 +346,3 @@ PictureFormat = Annotated[
     option("--format", metavar="html|png|svg|terminal|json|csv", help="Output format.", default="by the suffix of -o"),
 ]
 Json = Annotated[bool, option("--json", help="One JSON document on standard output.")]
-
-
-def check_quantize(quantize: str, precision: str) -> None:
-    """Raise InputError for a `--quantize` that contradicts `--precision`, before anything is loaded."""
-    if quantize != "none" and precision == "fp16":
-        raise InputError(
-            f"--quantize {quantize} and --precision fp16 exclude each other",
-            hint=f"{quantize} can be combined with bf16 or fp32",
-        )

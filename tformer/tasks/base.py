@@ -39,7 +39,6 @@ from tformer.recipe.sections import Columns, Data, SourceSpec
 from tformer.support.errors import InputError, NotFiniteError
 from tformer.support.files import STANDARD_INPUT
 from tformer.support.formatting import listed, plural
-from tformer.support.options import require_at_most_one
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import ShouldStop, Work
 
@@ -261,7 +260,6 @@ def choose_data(loaded: Loaded, options: DataOptions, *, validation: bool = Fals
     )
     prefix, _ = task_prefix(loaded.recipe, options.prefix)
     if named:
-        require_at_most_one([("--data-folder", options.data_folder), ("--data", options.data or options.source)])
         path = options.data or options.source
         assert path is not None
         spec = SourceSpec(path=path, target_path=options.target, prefix=prefix)

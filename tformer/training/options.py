@@ -26,10 +26,12 @@ from tformer.support.options import (
     Sets,
     hints_of,
 )
+from tformer.support.rules import Checked, exclude, needs
 
 MODEL, OBJECTIVE, OPTIMIZER, DISTILLATION = map(Panel, ("Model", "Objective", "Optimizer", "Distillation"))
 RUN, MACHINE = Panel("Run"), Panel("Machine")
 PRESETS, FOUND = "the preset's", "by name"
+ONE_EACH = "a tokenizer for each side; one for both is --tokenizer"
 
 VOCABULARIES: dict[str | None, dict[str, Any]] = {
     None: {},
@@ -55,8 +57,16 @@ class Key:
 
 
 @dataclass(frozen=True)
-class TrainOptions:
+class TrainOptions(Checked):
     """The options of `tformer train`; None: not given."""
+
+    RULES = (
+        exclude("--resume", "--init-from", hint="a resumed run has its own weights"),
+        exclude("--tokenizer", ("--source-tokenizer", "--target-tokenizer"), hint="--tokenizer is for both sides"),
+        exclude("--vocabulary joint", ("--source-tokenizer", "--target-tokenizer")),
+        needs("--source-tokenizer", "--target-tokenizer", hint=ONE_EACH),
+        needs("--target-tokenizer", "--source-tokenizer", hint=ONE_EACH),
+    )
 
     HELP_ALL = "LoRA, distillation, several machines"
 
@@ -473,6 +483,7 @@ class TrainOptions:
         from tformer.data.sources.columns import parse_column
         from tformer.support.processes import most_processes
 
+        self.check()
         if self.workers is not None and self.workers > most_processes():
             raise InputError(f"--workers must be at most {most_processes()} on this machine, found {self.workers}")
         values: dict[str, Any] = {"training.valid_share": 1.0} if self.full_validation else {}
@@ -510,24 +521,13 @@ class TrainOptions:
     def _vocabulary_values(self) -> dict[str, Any]:
         """One vocabulary or two. A tokenizer file for each side means two.
 
-        Raises InputError for another word than joint or separate, one side without the other, and files that exclude
-        each other or the vocabulary.
+        Raises InputError for another word than joint or separate.
         """
         if self.vocabulary not in VOCABULARIES:
             raise InputError(f"--vocabulary must be joint or separate, found '{self.vocabulary}'")
-        given = {"--source-tokenizer": self.source_tokenizer, "--target-tokenizer": self.target_tokenizer}
-        missing = [name for name, file in given.items() if file is None]
-        if len(missing) == len(given):
+        if self.source_tokenizer is None:
             path = {} if self.tokenizer is None else {"tokenizer.path": str(self.tokenizer)}
             return VOCABULARIES[self.vocabulary] | path
-        if missing:
-            raise InputError(f"{missing[0]} is missing", hint="a tokenizer for each side; one for both is --tokenizer")
-        if self.tokenizer is not None:
-            raise InputError(
-                "--tokenizer and --source-tokenizer exclude each other", hint="--tokenizer is for both sides"
-            )
-        if self.vocabulary == "joint":
-            raise InputError("--vocabulary joint and --source-tokenizer exclude each other")
         return VOCABULARIES["separate"] | {
             "tokenizer.path": None,
             "tokenizer.source_path": str(self.source_tokenizer),

@@ -78,8 +78,7 @@ def find_training(
         found = {name: "nothing" if each is None else f"step {each.step}" for name, each in origins.items()}
         worker.require_equal(found, hint=SAME_DATA)
         return replace(training, recipe=recipe_of_leader(training.recipe, worker))
-    if options.resume and options.init_from is not None:
-        raise InputError("--resume and --init-from exclude each other", hint="a resumed run has its own weights")
+    options.check()
     if options.resume:
         training = _resume(options, run)
     elif options.init_from is not None:

@@ -8,10 +8,11 @@ from typing import Annotated, Literal
 
 from tformer.support.errors import InputError
 from tformer.support.formatting import whole_number
-from tformer.support.options import Panel, comma_list, require_at_most_one
+from tformer.support.options import Panel, comma_list
+from tformer.support.rules import Checked, exclude, needs, required
 
 LAYERS, HEADS = Panel("Layers"), Panel("Heads")
-WAYS = "--keep-layers, --drop-layers, --keep, --rate or --drop-heads"
+OF_LAYERS = ("--keep-layers", "--drop-layers", "--keep", "--rate")
 
 Strategy = Literal["every-other", "search", "learned"]
 Stacks = Literal["encoder", "decoder", "both"]
@@ -19,8 +20,16 @@ HeadsPerLayer = Literal["even", "free"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Checked):
     """Layers and heads to remove from the chosen stacks; numbers apply to each stack. None: not given."""
+
+    RULES = (
+        exclude(*OF_LAYERS),
+        needs("--strategy", "--keep", "--rate"),
+        needs("--max-trials", "--strategy search"),
+        needs("--heads-per-layer", "--drop-heads"),
+        required(*OF_LAYERS, "--drop-heads", hint="--rate 0.5 removes every other layer"),
+    )
 
     keep_layers: Annotated[
         str | None, LAYERS("--keep-layers", metavar="0,2,4", help="Layers to keep, numbered from 0.")
@@ -82,16 +91,7 @@ class Plan:
 
     def check(self) -> None:
         """Raise InputError for options that contradict each other or are out of range."""
-        ways = (self.keep_layers, self.drop_layers, self.keep, self.rate)
-        require_at_most_one(zip(("--keep-layers", "--drop-layers", "--keep", "--rate"), ways, strict=True))
-        if not self.cuts_layers and self.heads is None:
-            raise InputError(f"nothing to prune: give one of {WAYS}", hint="--rate 0.5 removes every other layer")
-        if self.strategy is not None and self.keep is None and self.rate is None:
-            raise InputError(f"--strategy {self.strategy} needs --keep N or --rate P, the number of layers that stay")
-        if self.max_trials is not None and self.strategy != "search":
-            raise InputError("--max-trials needs --strategy search")
-        if self.heads_per_layer is not None and self.heads is None:
-            raise InputError("--heads-per-layer needs --drop-heads")
+        super().check()
         if self.rate is not None and not 0 < self.rate < 1:
             raise InputError(f"--rate must be above 0 and below 1, found {self.rate:g}")
         _ = self.kept_layers, self.dropped_layers, self.head_amount
