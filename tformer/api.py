@@ -95,48 +95,14 @@ if TYPE_CHECKING:
 INPUTS = (str, os.PathLike, tuple)  # of a classifier: texts, images, pairs of texts
 SHOWN_CHARACTERS = 60
 CAUTIONS = ("--quantize", "positions ")  # the first words of notes that are warnings in Python
-RETURNED = "the result is returned"
-OF_LOAD = {
-    "device": "tformer.load(path, device=...) chooses it",
-    "devices": "several processes: the command",
-    "checkpoint": "tformer.load(path, which=...) chooses it",
-}
 OF_TABLES = dict.fromkeys(
     ("text_column", "text2_column", "invalid_utf8", "encoding", "delimiter", "quotes"), "texts are given as strings"
 )
-NOT_OF_GENERATE = (
-    OF_LOAD
-    | OF_TABLES
-    | {
-        "prompt": "the prompt is the first argument",
-        "input": "the first argument may be a list of texts",
-        "target_prefix_file": "call once for each target_prefix",
-        "output": RETURNED,
-        "json": RETURNED,
-    }
-)
-NOT_OF_CLASSIFY = OF_LOAD | {
-    **dict.fromkeys(("text", "text2", "image", "input"), "the inputs are the first argument; a pair is a tuple"),
-    "output": RETURNED,
-    "json": RETURNED,
-}
-NOT_OF_EMBED = (
-    OF_LOAD
-    | OF_TABLES
-    | {
-        **dict.fromkeys(("text", "input"), "the inputs are the first argument; a pair is a tuple"),
-        **dict.fromkeys(("output", "dtype"), RETURNED),
-    }
-)
-NOT_OF_EVALUATE = OF_LOAD | {"json": RETURNED}
-NOT_OF_INSIDE = OF_LOAD | {"output": RETURNED, "format": RETURNED}
-NOT_OF_LENS = NOT_OF_INSIDE | {"view": RETURNED}
-NOT_OF_TOKENS = NOT_OF_INSIDE | {"hardest": "the report's hardest(N) has their places"}
-OF_COMMAND = {"dry_run": "the command shows it: tformer train --dry-run", "json": "it is the run's `summary`"}
-OF_PROCESSES = ("devices", "parallel", "max_restarts")
-NOT_OF_FOLDS = OF_COMMAND | {"resume": "the same call goes on where it stopped"}
-NOT_OF_TRAIN = OF_COMMAND | dict.fromkeys(OF_PROCESSES, "several processes: tformer train --devices N")
+"""Keywords of `classify` that are for tables."""
+
+NOT_OF_TRAIN = dict.fromkeys(("devices", "parallel", "max_restarts"), "several processes: tformer train --devices N")
 NOT_OF_TRAIN |= {"folds": "tformer.cross_validate(data, folds=5)"}
+NOT_OF_FOLDS = {"resume": "the same call goes on where it stopped"}
 
 
 @dataclass(frozen=True)
@@ -245,7 +211,7 @@ class Run(Loaded):
             raise InputError(f"{self.path} is no masked language model", hint="run.generate continues a text")
         require_unicode(texts)
         with flags_as_keywords():
-            chosen = from_keywords(GenerateOptions, options, caller="fill_masks", without=NOT_OF_GENERATE)
+            chosen = from_keywords(GenerateOptions, options, caller="fill_masks")
             top = candidates_of_a_mask(chosen)
             chosen.check()
             [loaded] = self._decoders(chosen)
@@ -258,7 +224,7 @@ class Run(Loaded):
 
     def _answers(self, caller: str, texts: str | Sequence[str], keywords: dict[str, Any]) -> Answer | list[Answer]:
         with flags_as_keywords():
-            options = from_keywords(GenerateOptions, keywords, caller=caller, without=NOT_OF_GENERATE)
+            options = from_keywords(GenerateOptions, keywords, caller=caller)
             if fills_masks(self):
                 raise InputError(f"{self.path} fills masks", hint='run.fill_masks("The [MASK] sat.")')
             prompts, is_one = _as_list(texts)
@@ -307,9 +273,8 @@ class Run(Loaded):
         """
         inputs, is_table = _as_table(inputs, images=self.recipe.model.patches is not None)
         with flags_as_keywords():
-            refused = NOT_OF_CLASSIFY if is_table else NOT_OF_CLASSIFY | OF_TABLES
             each, is_one = (list[Any](), False) if is_table else _as_list(inputs, INPUTS)
-            chosen = from_keywords(ClassifyOptions, options, caller="classify", without=refused)
+            chosen = from_keywords(ClassifyOptions, options, caller="classify", without={} if is_table else OF_TABLES)
             loading.require_kind(self.path, self.recipe, HEADS)
             prepared = self._classifier(chosen.precision, chosen.quantize)
             _warn(prepared.notes, stacklevel=3)
@@ -338,7 +303,7 @@ class Run(Loaded):
         """
         each, is_one = _as_list(inputs, INPUTS)
         with flags_as_keywords():
-            chosen = from_keywords(EmbedOptions, options, caller="embed", without=NOT_OF_EMBED)
+            chosen = from_keywords(EmbedOptions, options, caller="embed")
             chosen.check()
             loaded = self._classifier(chosen.precision, chosen.quantize)
             _warn(loaded.notes, stacklevel=3)
@@ -375,7 +340,7 @@ class Run(Loaded):
         if isinstance(options.get("threshold"), float):
             options["threshold"] = str(options["threshold"])
         with flags_as_keywords(), ScratchFolder("evaluation") as scratch:
-            chosen = from_keywords(EvaluationOptions, options, caller="evaluate", without=NOT_OF_EVALUATE)
+            chosen = from_keywords(EvaluationOptions, options, caller="evaluate")
             loading.require_kind(self.path, self.recipe, EVALUATION_HEADS)
             noted, names, are_rows = list[str](), {}, data is not None and not is_path(data)
             work = Work(note=noted.append)
@@ -400,7 +365,7 @@ class Run(Loaded):
         highest score.
         """
         with flags_as_keywords():
-            chosen = from_keywords(HeadOptions, options, caller="heads", without=NOT_OF_INSIDE)
+            chosen = from_keywords(HeadOptions, options, caller="heads")
             chosen.check()
             reports = score_heads(self, chosen, QUIET)
         return reports if chosen.over_training else reports[0]
@@ -415,7 +380,7 @@ class Run(Loaded):
         """
         with flags_as_keywords():
             values = {"clean": clean, "corrupted": corrupted} | options
-            chosen = from_keywords(PatchOptions, values, caller="patch", without=NOT_OF_INSIDE)
+            chosen = from_keywords(PatchOptions, values, caller="patch")
             chosen.check()
             return (patch_prompts if chosen.ablate is None else ablate)(self, chosen, QUIET)
 
@@ -426,7 +391,7 @@ class Run(Loaded):
         """
         given = options if text is None else options | {"text": text}
         with flags_as_keywords():
-            chosen = from_keywords(LensOptions, given, caller="lens", without=NOT_OF_LENS)
+            chosen = from_keywords(LensOptions, given, caller="lens")
             chosen.check()
             return make_report(self._in_fp32(), chosen)
 
@@ -438,7 +403,7 @@ class Run(Loaded):
         """
         given = options if text is None else options | {"text": text}
         with flags_as_keywords():
-            chosen = from_keywords(AttributeOptions, given, caller="attribute", without=NOT_OF_INSIDE)
+            chosen = from_keywords(AttributeOptions, given, caller="attribute")
             chosen.check()
             return attribute_inputs(self._in_fp32(), chosen, QUIET)
 
@@ -450,7 +415,7 @@ class Run(Loaded):
         """
         with flags_as_keywords():
             given = options | {"table": table}
-            chosen = from_keywords(EmbeddingOptions, given, caller="embedding_table", without=NOT_OF_INSIDE)
+            chosen = from_keywords(EmbeddingOptions, given, caller="embedding_table")
             chosen.check()
             return embedding_report(self, chosen)
 
@@ -461,7 +426,7 @@ class Run(Loaded):
         `.hardest(20)`, ...; `tformer.inside.tokens.segments` aligns the reports of two runs on one text.
         """
         with flags_as_keywords():
-            chosen = from_keywords(TokenOptions, options | {"text": text}, caller="tokens", without=NOT_OF_TOKENS)
+            chosen = from_keywords(TokenOptions, options | {"text": text}, caller="tokens")
             chosen.check()
             return score_tokens(self._in_fp32(), chosen, QUIET)
 

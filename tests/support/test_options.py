@@ -27,8 +27,7 @@ def test_no_keywords_give_the_defaults_of_the_command(options_type: type[Any]) -
         ({"max_new_tokens": 3, "top_p": 1}, GenerateOptions(max_new_tokens=3, top_p=1.0)),
         ({"stop": "\n"}, GenerateOptions(stop=("\n",))),
         ({"ensemble": [Path("a"), "b"]}, GenerateOptions(ensemble=("a", "b"))),
-        ({"input": Path("a.txt")}, GenerateOptions(input_path="a.txt")),
-        ({"json": True}, GenerateOptions(as_json=True)),
+        ({"target_prefix": Path("a.txt")}, GenerateOptions(target_prefix="a.txt")),
     ],
     ids=str,
 )
@@ -48,17 +47,18 @@ def test_a_path_is_a_path_where_the_command_reads_one() -> None:
         ({"arguments": ("a",)}, "f has no option 'arguments'", "known:"),
         ({"top_k": "x"}, "top_k: found 'x', expected an integer", None),
         ({"top_k": 1.5}, "top_k: found 1.5, expected an integer", None),
-        ({"greedy": "perhaps"}, "greedy: found 'perhaps', expected true or false", None),
+        ({"logprobs": "perhaps"}, "logprobs: found 'perhaps', expected true or false", None),
         ({"quantize": "int2"}, "quantize: found 'int2', expected 'none', 'int8' or 'int4'", None),
         ({"stop": 3}, "stop: found 3, expected a list", None),
         ({"seed": None}, "seed: found None, expected an integer", None),
-        ({"device": "cpu"}, "f takes no device", "why"),
+        ({"greedy": True}, "f takes no greedy", "why"),
+        ({"json": True}, "f takes no json", "the result is returned"),
     ],
     ids=str,
 )
 def test_a_wrong_keyword_or_value_is_one_clear_error(keywords: dict[str, Any], message: str, hint: str | None) -> None:
     with pytest.raises(InputError) as caught:
-        from_keywords(GenerateOptions, keywords, caller="f", without={"device": "why"})
+        from_keywords(GenerateOptions, keywords, caller="f", without={"greedy": "why"})
     assert caught.value.message.startswith(message)
     assert hint is None or hint in (caught.value.hint or "")
 

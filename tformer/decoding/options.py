@@ -14,11 +14,14 @@ from tformer.support import decoding as row
 from tformer.support.decoding import BEAMS, SAMPLING, Use
 from tformer.support.errors import InputError
 from tformer.support.options import (
+    AS_STRINGS,
     COMPILE,
     MACHINE,
+    RETURNED,
     RUN,
     AnswerFile,
     Checkpoint,
+    CommandOnly,
     Delimiter,
     Device,
     Devices,
@@ -73,6 +76,7 @@ class GenerateOptions(ReadsTexts, Checked):
     prompt: Annotated[
         str | None,
         PROMPT("--prompt", help="Text to continue; for an encoder-decoder the source.", default="empty"),
+        CommandOnly("the prompt is the first argument"),
     ] = None
     input_path: Annotated[
         str | None,
@@ -83,8 +87,9 @@ class GenerateOptions(ReadsTexts, Checked):
             "a column `output`.",
             default="standard input for encoder-decoders",
         ),
+        CommandOnly("the first argument may be a list of texts"),
     ] = None
-    text_column: Annotated[TableColumn, PROMPT] = None
+    text_column: Annotated[TableColumn, PROMPT, AS_STRINGS] = None
     chat: Annotated[
         bool,
         PROMPT("--chat", help="Prompts are messages; print the answers alone."),
@@ -96,10 +101,10 @@ class GenerateOptions(ReadsTexts, Checked):
         Use.TEXT,
     ] = None
     special_tokens: Annotated[SpecialTokens, PROMPT] = False
-    invalid_utf8: Annotated[InvalidUtf8, PROMPT] = "strict"
-    encoding: Annotated[Encoding, PROMPT] = None
-    delimiter: Annotated[Delimiter, PROMPT] = None
-    quotes: Annotated[Quotes, PROMPT] = None
+    invalid_utf8: Annotated[InvalidUtf8, PROMPT, AS_STRINGS] = "strict"
+    encoding: Annotated[Encoding, PROMPT, AS_STRINGS] = None
+    delimiter: Annotated[Delimiter, PROMPT, AS_STRINGS] = None
+    quotes: Annotated[Quotes, PROMPT, AS_STRINGS] = None
     prefix: Annotated[TaskPrefix, PROMPT, Use.SOURCE] = None
     too_long: Annotated[
         Literal["error", "cut"],
@@ -137,6 +142,7 @@ class GenerateOptions(ReadsTexts, Checked):
         PROMPT(
             "--target-prefix-file", metavar="FILE", help="File with one target prefix per line of --input.", rare=True
         ),
+        CommandOnly("call once for each target_prefix"),
         Use.SOURCE,
     ] = None
 
@@ -178,6 +184,7 @@ class GenerateOptions(ReadsTexts, Checked):
     as_json: Annotated[
         bool,
         OUTPUT("--json", help="One JSON object per line, one for each prompt (JSON Lines)."),
+        RETURNED,
     ] = False
     logprobs: Annotated[
         bool,

@@ -16,6 +16,8 @@ from tformer.support.errors import InputError
 from tformer.support.files import STANDARD_INPUT
 from tformer.support.formatting import as_cell
 from tformer.support.options import (
+    IN_ARGUMENT,
+    RETURNED,
     AnswerFile,
     Checkpoint,
     Delimiter,
@@ -61,9 +63,13 @@ class ClassifyOptions(ReadsTexts, Checked):
             default="the newest run",
         ),
     ] = ()
-    text: Annotated[str | None, INPUT("--text", help="A text.")] = None
-    text2: Annotated[str | None, INPUT("--text2", help="The second text of a pair; the context of a question.")] = None
-    image: Annotated[tuple[Path, ...], INPUT("--image", metavar="FILE...", help="An image; more may follow.")] = ()
+    text: Annotated[str | None, INPUT("--text", help="A text."), IN_ARGUMENT] = None
+    text2: Annotated[
+        str | None, INPUT("--text2", help="The second text of a pair; the context of a question."), IN_ARGUMENT
+    ] = None
+    image: Annotated[
+        tuple[Path, ...], INPUT("--image", metavar="FILE...", help="An image; more may follow."), IN_ARGUMENT
+    ] = ()
     input_path: Annotated[
         str | None,
         INPUT(
@@ -74,6 +80,7 @@ class ClassifyOptions(ReadsTexts, Checked):
             "images.",
             default="standard input if it is piped",
         ),
+        IN_ARGUMENT,
     ] = None
     text_column: Annotated[TableColumn, INPUT] = None
     text2_column: Annotated[str | None, INPUT("--text2-column", metavar="C", help="The second text.", rare=True)] = None
@@ -93,7 +100,9 @@ class ClassifyOptions(ReadsTexts, Checked):
     ] = None
     views: Annotated[Views, ANSWER] = 1
     output: Annotated[AnswerFile, ANSWER] = None
-    as_json: Annotated[bool, ANSWER("--json", help="Write one JSON object per input, each on its own line.")] = False
+    as_json: Annotated[
+        bool, ANSWER("--json", help="Write one JSON object per input, each on its own line."), RETURNED
+    ] = False
     checkpoint: Checkpoint = "best"
     batch_size: InputsPerBatch = None
     device: Device = "auto"

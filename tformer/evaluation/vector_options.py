@@ -14,6 +14,9 @@ from tformer.data.sources.reading import ReadsTexts
 from tformer.support.errors import InputError
 from tformer.support.files import STANDARD_INPUT
 from tformer.support.options import (
+    AS_STRINGS,
+    IN_ARGUMENT,
+    RETURNED,
     Checkpoint,
     Delimiter,
     Device,
@@ -43,7 +46,7 @@ class EmbedOptions(ReadsTexts, Checked):
     RULES = (exclude("--text", "--input"), QUANTIZE_RULE)
 
     run: Run = None
-    text: Annotated[str | None, INPUT("--text", help="A text.")] = None
+    text: Annotated[str | None, INPUT("--text", help="A text."), IN_ARGUMENT] = None
     input_path: Annotated[
         str | None,
         INPUT(
@@ -52,12 +55,13 @@ class EmbedOptions(ReadsTexts, Checked):
             help="Texts, one per line, or a table (csv, tsv, xlsx, jsonl, parquet).",
             default="standard input if it is piped",
         ),
+        IN_ARGUMENT,
     ] = None
-    text_column: Annotated[TableColumn, INPUT] = None
-    invalid_utf8: Annotated[InvalidUtf8, INPUT] = "strict"
-    encoding: Annotated[Encoding, INPUT] = None
-    delimiter: Annotated[Delimiter, INPUT] = None
-    quotes: Annotated[Quotes, INPUT] = None
+    text_column: Annotated[TableColumn, INPUT, AS_STRINGS] = None
+    invalid_utf8: Annotated[InvalidUtf8, INPUT, AS_STRINGS] = "strict"
+    encoding: Annotated[Encoding, INPUT, AS_STRINGS] = None
+    delimiter: Annotated[Delimiter, INPUT, AS_STRINGS] = None
+    quotes: Annotated[Quotes, INPUT, AS_STRINGS] = None
     pooling: Annotated[
         str | None,
         VECTOR(
@@ -92,10 +96,12 @@ class EmbedOptions(ReadsTexts, Checked):
             help="Output file; `tformer search` reads .npy.",
             default="standard output, as jsonl",
         ),
+        RETURNED,
     ] = None
     dtype: Annotated[
         Literal["float32", "int8"],
         OUTPUT("--dtype", help="Numbers of a .npy file. int8: each vector's largest number becomes 127."),
+        RETURNED,
     ] = "float32"
     checkpoint: Checkpoint = "best"
     batch_size: InputsPerBatch = None

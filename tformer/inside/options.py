@@ -12,7 +12,9 @@ from tformer.evaluation.options import DATA_OR_SOURCE, ONE_SIDE, PAIRS, DataOpti
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.options import (
     DATA,
+    RETURNED,
     Checkpoint,
+    CommandOnly,
     Device,
     Panel,
     PictureFile,
@@ -154,7 +156,11 @@ class TokenOptions(ExampleOptions):
         ),
     ] = None
     special_tokens: Annotated[SpecialTokens, READ] = False
-    hardest: Annotated[int, SHOWN("--hardest", metavar="N", help="Number of tokens in the table of the hardest.")] = 20
+    hardest: Annotated[
+        int,
+        SHOWN("--hardest", metavar="N", help="Number of tokens in the table of the hardest."),
+        CommandOnly("the report's hardest(N) has their places"),
+    ] = 20
     top_k: Annotated[int, SHOWN("--top-k", metavar="K", help="Number of alternatives of each token.")] = 5
     output: Annotated[PictureFile, SHOWN] = None
     format: Annotated[PictureFormat, SHOWN] = None
@@ -374,6 +380,7 @@ class LensOptions(AnswerOptions):
             "--view",
             help="Of pictures, csv and terminal: the answer after each layer, or what each part adds to the logit.",
         ),
+        RETURNED,
     ] = "layers"
     tuned: Annotated[
         str | None, TUNED("--tuned", metavar="PATH", help="Train a tuned lens on this text, and save it in the run.")

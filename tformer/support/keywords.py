@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast, get_origin, get_type_hints
 
 from tformer.support.bounds import expected_by, out_of_bounds
 from tformer.support.errors import InputError, TformerError, did_you_mean
-from tformer.support.options import as_keyword, declared_option, hints_of
+from tformer.support.options import CommandOnly, as_keyword, declared_option, facts_of, hints_of
 
 FLAG = re.compile(r"--[a-z][a-z0-9-]*")
 Options = TypeVar("Options")
@@ -24,15 +24,15 @@ def from_keywords(
 
     Args:
         caller: the function's name in messages.
-        without: keywords that the caller does not take, with a hint on each.
+        without: keywords that this caller does not take, with a hint on each, besides those of `CommandOnly`.
 
     A text or path for an option that takes several is one of them. Raises InputError for an unknown keyword, and for a
     value of another type.
     """
     from pydantic import TypeAdapter, ValidationError
 
-    excluded = without or {}
-    declared: dict[str, tuple[str, Any]] = _keywords(cast(Any, options_type))
+    declared: dict[str, tuple[str, Any, str | None]] = _keywords(cast(Any, options_type))
+    excluded = {keyword: hint for keyword, (_, _, hint) in declared.items() if hint is not None} | {**(without or {})}
     filled = {}
     for keyword, value in values.items():
         if keyword in excluded:
@@ -40,7 +40,7 @@ def from_keywords(
         if keyword not in declared:
             known = sorted(declared.keys() - excluded.keys())
             raise InputError(f"{caller} has no option '{keyword}'", hint=did_you_mean(keyword, known))
-        name, hint = declared[keyword]
+        name, hint, _ = declared[keyword]
         if get_origin(hint) is tuple and isinstance(value, str | PathLike):
             value = (value,)
         if get_origin(hint) is tuple and isinstance(value, list | tuple):
@@ -58,13 +58,14 @@ def from_keywords(
 
 
 @cache
-def _keywords(options_type: type[Any]) -> dict[str, tuple[str, Any]]:
-    """{keyword: (name, type)} of the fields that have a flag."""
+def _keywords(options_type: type[Any]) -> dict[str, tuple[str, Any, str | None]]:
+    """{keyword: (name, type, what to do in place of an option that Python does not have)} of the fields with a flag."""
     types, found = get_type_hints(options_type), {}
     for name, hint in hints_of(options_type).items():
         declared = declared_option(hint)
         if declared.flags:
-            found[as_keyword(declared.flags[0])] = (name, types[name])
+            hints = [fact.hint for fact in facts_of(hint) if isinstance(fact, CommandOnly)]
+            found[as_keyword(declared.flags[0])] = (name, types[name], hints[0] if hints else None)
     return found
 
 

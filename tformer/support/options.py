@@ -77,6 +77,12 @@ class Panel:
         return option(*flags, panel=self.title, **facts)
 
 
+class CommandOnly(NamedTuple):
+    """A fact of an option that only the command has: it is no keyword in Python. hint: what to do there instead."""
+
+    hint: str
+
+
 class Neutral(NamedTuple):
     """The value of an option that means the same as leaving it out."""
 
@@ -220,6 +226,10 @@ def as_keyword(flag: str) -> str:
 
 # --- shared options ---------------------------------------------------------------------------------------------------
 
+RETURNED = CommandOnly("the result is returned")
+IN_ARGUMENT = CommandOnly("the inputs are the first argument; a pair is a tuple")
+AS_STRINGS = CommandOnly("texts are given as strings")
+
 DATA, MACHINE = Panel("Data"), Panel("Model and machine")
 
 Errors = Literal["strict", "replace"]
@@ -233,9 +243,13 @@ QuotesAre = Literal["cells", "text"]
 
 RUN = argument("RUN", help="Run, checkpoint or Hugging Face folder.", default="the newest run")
 Run = Annotated[str | None, RUN]
-Checkpoint = Annotated[str, MACHINE("--checkpoint", metavar="best|latest|step-N", help="Checkpoint to load.")]
+Checkpoint = Annotated[
+    str,
+    MACHINE("--checkpoint", metavar="best|latest|step-N", help="Checkpoint to load."),
+    CommandOnly("tformer.load(path, which=...) chooses it"),
+]
 DEVICE = MACHINE("--device", metavar="cpu|cuda[:i]", help="auto: a GPU where there is one.")
-Device = Annotated[str, DEVICE]
+Device = Annotated[str, DEVICE, CommandOnly("tformer.load(path, device=...) chooses it")]
 DEVICES = MACHINE(
     "--devices",
     metavar="N|auto",
@@ -243,7 +257,7 @@ DEVICES = MACHINE(
     default="one process",
     rare=True,
 )
-Devices = Annotated[str | None, DEVICES]
+Devices = Annotated[str | None, DEVICES, CommandOnly("several processes: the command")]
 PRECISION = MACHINE(
     "--precision", metavar="auto|fp32|bf16|fp16", help="Number format; auto: that of the training.", rare=True
 )
@@ -329,6 +343,7 @@ AnswerFile = Annotated[
         help="Output file; .csv, .tsv, .jsonl, .parquet: a table.",
         default="standard output",
     ),
+    RETURNED,
 ]
 NewFolder = Annotated[Path | None, option("--out", metavar="DIR", help="Folder to write; must not exist yet.")]
 PictureFile = Annotated[
@@ -340,9 +355,11 @@ PictureFile = Annotated[
         help="File, whose suffix sets the format.",
         default="a page named after the command",
     ),
+    RETURNED,
 ]
 PictureFormat = Annotated[
     str | None,
     option("--format", metavar="html|png|svg|terminal|json|csv", help="Output format.", default="by the suffix of -o"),
+    RETURNED,
 ]
-Json = Annotated[bool, option("--json", help="One JSON document on standard output.")]
+Json = Annotated[bool, option("--json", help="One JSON document on standard output."), RETURNED]

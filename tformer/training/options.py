@@ -16,6 +16,7 @@ from tformer.support.options import (
     DEVICES,
     PRECISION,
     BadRows,
+    CommandOnly,
     Delimiter,
     Encoding,
     Json,
@@ -362,7 +363,11 @@ class TrainOptions(Checked):
             rare=True,
         ),
     ] = False
-    dry_run: Annotated[bool, RUN("--dry-run", help="Show recipe, memory and a first batch; do not train.")] = False
+    dry_run: Annotated[
+        bool,
+        RUN("--dry-run", help="Show recipe, memory and a first batch; do not train."),
+        CommandOnly("the command shows it: tformer train --dry-run"),
+    ] = False
     as_json: Annotated[Json, RUN] = False
     batch_size: Annotated[
         int | None,
