@@ -107,7 +107,7 @@ WRONG = [
     ("train --arch bert --data same.csv --set data.folds=5", "found 3 different texts, expected at least 5"),
     ("evaluate LM --data text.txt --threshold best", "--threshold: found 'best'"),
     ("evaluate LM --data text.txt --threshold 0.5", "--threshold has no meaning here"),
-    ("classify missing --text a --threshold 2", "--threshold must be between 0 and 1, found 2"),
+    ("classify missing --text a --threshold 2", "--threshold must be 0 to 1, found 2"),
     ("evaluate LM --data text.txt --by size", "'--by' ... 'size' is not one of"),
     ("evaluate LM --data text.txt --plot curves.doc", "curves.doc has the suffix .doc"),
     ("evaluate LM --data text.txt --plot -", "--plot: expected a file"),

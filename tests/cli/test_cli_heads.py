@@ -156,7 +156,7 @@ def test_python_returns_what_the_command_prints(decoder: Path, cli: Cli) -> None
         (("RUN", "--copies", "1"), "--copies must be at least 2, found 1"),
         (("RUN", "--copies", "9"), "reads 16 tokens"),
         (("RUN", "--samples", "0"), "--samples must be 1 to 10,000, found 0"),
-        (("RUN", "--samples", "99999"), "--samples must be 1 to 10,000, found 99,999"),
+        (("RUN", "--samples", "99999"), "--samples must be 1 to 10,000, found 99999"),
         (("RUN", "--seed", "-1"), "--seed must be at least 0"),
         (("RUN", "--max-examples", "0"), "--max-examples must be at least 1"),
         (("RUN", "--data", "missing.txt"), "missing.txt"),

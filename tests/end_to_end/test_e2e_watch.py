@@ -62,7 +62,7 @@ def test_mistakes_are_one_line(cli: Callable[..., Any], tmp_path: Path, monkeypa
     for arguments, told in (
         ((), "runs does not exist"),
         (("absent",), "absent does not exist"),
-        ((tmp_path, "--port", 70_000), "--port must be from 0 to 65535, found 70000"),
+        ((tmp_path, "--port", 70_000), "--port must be 0 to 65,535, found 70000"),
         ((tmp_path, "--host", "nowhere.invalid"), "cannot listen on nowhere.invalid, port 8078"),
     ):
         outcome = cli("watch", *arguments)

@@ -328,7 +328,7 @@ WRONG = [
     ("attribute runs/x --text a --steps few", "Invalid value for '--steps'"),
     ("attribute runs/x --text a --metric rank", "'rank' is not one of 'logit', 'probability', 'loss'"),
     ("attribute runs/x --text a --steps 0", "--steps must be 1 to 1,000, found 0"),
-    ("attribute runs/x --text a --steps 1001", "--steps must be 1 to 1,000, found 1,001"),
+    ("attribute runs/x --text a --steps 1001", "--steps must be 1 to 1,000, found 1001"),
     ("attribute runs/x --text a --methods rollout --steps 20", "--steps has no meaning with --methods rollout"),
     ("attribute runs/x --text a --methods gradient --baseline zero", "--baseline has no meaning with --methods"),
     ("attribute runs/x --text a --positions x", "--positions x: expected numbers and ranges like 0,3-5"),

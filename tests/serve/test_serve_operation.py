@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import os
 import re
 import shutil
@@ -454,11 +453,7 @@ def test_a_first_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> 
 
 
 WRONG_OPTIONS = [
-    (ServeOptions(queue=0), "--queue must be at least 1"),
-    (ServeOptions(deadline=math.nan), "--deadline must be at least 0.1"),
-    (ServeOptions(grace=math.inf), "--grace must be at least 0"),
-    (ServeOptions(port=1 << 16), "--port must be between"),
-    *((ServeOptions(api_key=key), "--api-key: expected printable ASCII") for key in ("", " a", "a ", "a\n", "é")),
+    (ServeOptions(api_key=key), "--api-key: expected printable ASCII") for key in ("", " a", "a ", "a\n", "é")
 ]
 
 

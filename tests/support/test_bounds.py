@@ -10,12 +10,14 @@ import pytest
 import torch
 
 import tformer
+from tests.cli.test_cli_rules import all_commands, bare
 from tests.end_to_end.translate_runs import DECODER, build_run
 from tformer.decoding.settings import BeamSettings, GenerationSettings
 from tformer.recipe.load import load_recipe
-from tformer.support.bounds import COUNT, FLOAT, SEED, bound_of, expected_of
-from tformer.support.decoding import SETTINGS, Bound
+from tformer.support.bounds import COUNT, FLOAT, SEED, Bound, Must, expected_of, out_of_bounds
+from tformer.support.decoding import SETTINGS, fact_of
 from tformer.support.errors import InputError
+from tformer.support.options import declared_fields, facts_of
 
 Cli = Callable[..., Any]
 NAN, INF = float("nan"), float("inf")
@@ -34,14 +36,14 @@ def test_every_bound_says_why() -> None:
 def test_floats_are_bounded_by_what_float32_carries() -> None:
     smallest, largest = 2.0**-149, torch.finfo(torch.float32).max
     assert FLOAT.least == smallest and 0.99 * largest < FLOAT.most <= largest
-    assert not any(expected_of("lr", value) for value in (0, 0.0, -1.5, smallest, 3.4e38, True, None, "1e-300"))
+    assert not any(expected_of(value) for value in (0, 0.0, -1.5, smallest, 3.4e38, True, None, "1e-300"))
     for value, words in (
         (1e-300, "0 or at least 1.4e-45"),
         (1e300, "at most 3.4e+38"),
         (-1e300, "at least -"),
     ):
-        assert words in str(expected_of("lr", value))
-    assert all(expected_of("lr", value) == "a finite number" for value in (NAN, INF, -INF))
+        assert words in str(expected_of(value))
+    assert all(expected_of(value) == "a finite number" for value in (NAN, INF, -INF))
 
 
 @pytest.mark.parametrize("value", [1e-300, 1e-46, 1e300, NAN, INF])
@@ -81,12 +83,29 @@ def test_whole_numbers_are_bounded_in_commands_and_recipes(value: int, run: Path
 
 @pytest.mark.parametrize("name", ["temperature", "repetition_penalty"])
 def test_the_extremes_that_are_allowed_generate(name: str, run: Path) -> None:
-    bound = bound_of(name, 1.0)
+    bound = fact_of(name, Bound) or FLOAT
     for value in (bound.least, bound.most):
         assert tformer.load(run).generate("ab", max_new_tokens=8, **{name: value}).text is not None
 
 
 def test_the_extremes_of_a_beam_are_finite(run: Path) -> None:
-    bound = bound_of("repetition_penalty", 1.0)
+    bound = fact_of("repetition_penalty", Bound) or FLOAT
     for value in (bound.least, bound.most):
         tformer.load(run).generate("ab", max_new_tokens=8, beam_size=3, repetition_penalty=value)
+
+
+@pytest.mark.parametrize(("command", "options_type"), dict(all_commands()).items())
+def test_every_number_of_every_command_is_bounded(command: str, options_type: type[Any]) -> None:
+    for path, _, hint in declared_fields(options_type):
+        kind, facts = bare(hint), facts_of(hint)
+        if kind in (int, float):
+            assert str(out_of_bounds(kind(10**30) if kind is int else NAN, facts)).startswith("must be "), path
+        conditions = [fact for fact in facts if isinstance(fact, Must) and kind in (int, float)]
+        for fact in conditions:
+            [wrong, *_] = [value for value in (-1, 0, 1.5, 11, 10**8, 10**10) if not fact.holds(value)]
+            assert out_of_bounds(wrong, facts) == f"must be {fact.words}, found {wrong}"
+
+
+def test_a_command_names_the_flag_of_a_number(cli: Cli) -> None:
+    assert "error: --port must be 0 to 65,535, found 65536" in cli("serve", "x", "--port", 65536).err
+    assert "error: --grace must be 0 to 2,147,483,647, found inf" in cli("serve", "x", "--grace", INF).err

@@ -161,8 +161,6 @@ def test_log_probabilities_of_a_model_in_bf16_are_summed_in_fp32(tmp_path: Path)
     ("options", "message"),
     [
         ({"tasks": " , "}, "--tasks is empty"),
-        ({"tasks": "x.yaml", "limit": 0}, "--limit must be at least 1, found 0"),
-        ({"tasks": "x.yaml", "num_fewshot": -1}, "--num-fewshot must be at least 0, found -1"),
     ],
 )
 def test_options_that_contradict_one_another(options: dict[str, Any], message: str) -> None:

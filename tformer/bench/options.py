@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from math import inf
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+from tformer.support.bounds import above_0, within
 from tformer.support.errors import InputError
 from tformer.support.formatting import whole_number
 from tformer.support.options import Panel, comma_list
@@ -17,10 +17,10 @@ MODEL, WORK, HOW, RESULT = Panel("Which model"), Panel("What is measured"), Pane
 MOST_BATCH = 2**16
 MOST_SIZES = 32
 MOST_THREADS = 4096
-MOST = 10**9  # of anything that is counted or timed
+Counted = Annotated[int, within(1, 10**9)]
 COMPILE_RULES = (exclude("--compile", "--quantize", hint="measure them in turn"),)
 
-NewTokens = Annotated[int, WORK("--new-tokens", metavar="N", help="Number of tokens generated per text.")]
+NewTokens = Annotated[Counted, WORK("--new-tokens", metavar="N", help="Number of tokens generated per text.")]
 Quantize = Annotated[
     str,
     WORK("--quantize", metavar="none|int8|int4", help="Quantization of matrices; none,int8 measures both."),
@@ -60,15 +60,20 @@ class SpeedOptions(Checked):
         WORK("--batch-size", metavar="N,N,...", help="One batch size, or several, of which the best is reported."),
     ] = None
     repeats: Annotated[
-        int,
+        Counted,
         HOW(
             "--repeats",
             help="Minimum number of timed rounds; short rounds are repeated for half a second.",
             rare=True,
         ),
     ] = 10
-    max_seconds: Annotated[float, HOW("--max-seconds", help="Time limit of each measuring process.", rare=True)] = 600.0
-    threads: Annotated[int | None, HOW("--threads", help="CPU threads.", default="PyTorch's choice")] = None
+    max_seconds: Annotated[
+        float, above_0(10**9), HOW("--max-seconds", help="Time limit of each measuring process.", rare=True)
+    ] = 600.0
+    threads: Annotated[
+        Annotated[int, within(1, MOST_THREADS)] | None,
+        HOW("--threads", help="CPU threads.", default="PyTorch's choice"),
+    ] = None
     precision: Annotated[str, HOW("--precision", metavar="auto|fp32|bf16|fp16", help="Number format.")] = "auto"
     compile: Annotated[bool, HOW("--compile", help="Run the model through torch.compile.", rare=True)] = False
     device: Annotated[str, HOW("--device", metavar="auto|cpu|cuda[:i]", help="auto: a GPU where there is one.")] = (
@@ -105,15 +110,6 @@ class SpeedOptions(Checked):
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
         super().check()
-        require_positive(
-            length=self.length,
-            repeats=self.repeats,
-            max_seconds=self.max_seconds,
-            threads=self.threads,
-            **self.own,
-        )
-        if self.threads is not None and self.threads > MOST_THREADS:
-            raise InputError(f"--threads: found {self.threads}, expected {MOST_THREADS:,} at most")
         if self.out is not None and self.out.is_dir():
             raise InputError(f"--out: {self.out} is a folder, expected a file")
 
@@ -124,7 +120,7 @@ class TrainOptions(SpeedOptions):
 
     work = "train"
 
-    length: Annotated[int | None, WORK("--length", metavar="T", help="Tokens of an example.")] = None
+    length: Annotated[Counted | None, WORK("--length", metavar="T", help="Tokens of an example.")] = None
 
 
 @dataclass(frozen=True)
@@ -134,7 +130,7 @@ class GenerateOptions(SpeedOptions):
     RULES = COMPILE_RULES
     work = "generate"
 
-    length: Annotated[int, WORK("--prompt-length", metavar="T", help="Tokens of each prompt.")] = 16
+    length: Annotated[Counted, WORK("--prompt-length", metavar="T", help="Tokens of each prompt.")] = 16
     new_tokens: NewTokens = 128
     quantize: Quantize = "none"
 
@@ -146,10 +142,10 @@ class TranslateOptions(SpeedOptions):
     RULES = COMPILE_RULES
     work = "translate"
 
-    length: Annotated[int | None, WORK("--source-length", metavar="T", help="Tokens of a source.")] = None
+    length: Annotated[Counted | None, WORK("--source-length", metavar="T", help="Tokens of a source.")] = None
     new_tokens: NewTokens = 30
-    beam_size: Annotated[int, WORK("--beam-size", metavar="B", help="Hypotheses.")] = 4
-    sentences: Annotated[int, WORK("--sentences", metavar="N", help="Sources of a round.")] = 64
+    beam_size: Annotated[Counted, WORK("--beam-size", metavar="B", help="Hypotheses.")] = 4
+    sentences: Annotated[Counted, WORK("--sentences", metavar="N", help="Sources of a round.")] = 64
     quantize: Quantize = "none"
 
 
@@ -175,11 +171,3 @@ def whole_numbers(flag: str, text: str, *, least: int, most: int) -> tuple[int, 
     if not found:
         raise InputError(f"{flag}: found none, expected whole numbers separated by commas")
     return tuple(dict.fromkeys(found))
-
-
-def require_positive(**values: float | None) -> None:
-    """Raise InputError for a number that is not above 0 or is above `MOST`; None was not given."""
-    for name, value in values.items():
-        if value is not None and not 0 < value <= MOST:
-            expected = "more than 0" if not value > MOST else "a finite number" if value == inf else f"{MOST:,} at most"
-            raise InputError(f"--{name.replace('_', '-')}: found {value}, expected {expected}")

@@ -9,6 +9,7 @@ from typing import Annotated
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import progress_reporter, report_result
+from tformer.support.bounds import Positive
 from tformer.support.errors import InputError
 from tformer.support.options import Json, NewFolder, Panel, argument
 from tformer.support.rules import Checked, required
@@ -37,7 +38,7 @@ class AverageOptions(Checked):
         ),
     ] = ()
     last: Annotated[
-        int | None,
+        Positive | None,
         WHICH(
             "--last",
             metavar="N",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin,
 
 from tformer.cli.help import COMPLETING, PLACEHOLDERS, Entry, Page, entries_of, paragraphs, usage_of
 from tformer.support.errors import InputError
-from tformer.support.options import declared_option, flag_of, hints_of
+from tformer.support.options import declared_option, facts_of, flag_of, hints_of
 from tformer.support.rules import Checked, sentences_of
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _filled(options_type: Any, values: dict[str, Any]) -> Any:
     """The dataclass with the values from the command line; InputError, with the flag, for a ValueError of a field."""
     from tformer.support.bounds import out_of_bounds
 
-    hints = get_type_hints(options_type)
+    hints, declared = get_type_hints(options_type), hints_of(options_type)
     filled = {}
     for each in fields(options_type):
         hint = hints[each.name]
@@ -170,7 +170,7 @@ def _filled(options_type: Any, values: dict[str, Any]) -> Any:
         else:
             value = values[each.name]
             filled[each.name] = tuple(value or ()) if _is_tuple(hint) else value
-            if wrong := out_of_bounds(each.name, value):
+            if wrong := out_of_bounds(value, facts_of(declared[each.name])):
                 raise InputError(f"{flag_of(options_type, each.name)} {wrong}")
     try:
         return options_type(**filled)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.report import emit_document, emit_json, emit_lines, show_notes
+from tformer.support.bounds import Positive
 from tformer.support.errors import InputError
 from tformer.support.files import in_blocks, refuse_to_replace, require_writable, write_file
 from tformer.support.options import (
@@ -87,7 +88,8 @@ class DataOptions(Checked):
         LENGTHS("--tokenizer", metavar="RUN|FILE", help="Count tokens of this run or tokenizer.json.", default="words"),
     ] = None
     max_length: Annotated[
-        int | None, LENGTHS("--max-length", metavar="N", help="Count longer texts, which are cut.", default="the run's")
+        Positive | None,
+        LENGTHS("--max-length", metavar="N", help="Count longer texts, which are cut.", default="the run's"),
     ] = None
     dropped: Annotated[
         Path | None,

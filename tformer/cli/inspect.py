@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import PIPE_WIDTH, emit_json, emit_lines, show_notes
+from tformer.support.bounds import NonNegative, Positive
 from tformer.support.errors import InputError, visible
 from tformer.support.files import require_writable
 from tformer.support.formatting import json_text, plural
@@ -59,14 +60,14 @@ class InspectOptions(Checked):
     set: Annotated[Sets, WHAT] = ()
     checkpoint: Annotated[Checkpoint, WHAT] = "best"
     batch_size: Annotated[
-        int | None, SIZES("--batch-size", metavar="N", help="Examples in a forward pass.", default="the recipe's")
+        Positive | None, SIZES("--batch-size", metavar="N", help="Examples in a forward pass.", default="the recipe's")
     ] = None
     seq_len: Annotated[
-        int | None,
+        Positive | None,
         SIZES("--seq-len", metavar="T", help="Sequence length of source and target in tokens.", default="the recipe's"),
     ] = None
     vocab_size: Annotated[
-        int | None,
+        Positive | None,
         SIZES(
             "--vocab-size",
             metavar="V",
@@ -99,7 +100,7 @@ class InspectOptions(Checked):
         bool, VIEW("--verify", help="Check the files of a checkpoint, or of all checkpoints of a run.")
     ] = False
     depth: Annotated[
-        int | None, VIEW("--depth", metavar="N", help="Depth of the module tree; 0: only the total.", rare=True)
+        NonNegative | None, VIEW("--depth", metavar="N", help="Depth of the module tree; 0: only the total.", rare=True)
     ] = None
     output: Annotated[Path | None, OUT("-o", "--output", metavar="FILE", help="Write to this file.")] = None
     json: Annotated[Json, OUT] = False
@@ -107,8 +108,6 @@ class InspectOptions(Checked):
     def check(self) -> None:
         """Raise InputError for options that contradict each other or are out of range."""
         super().check()
-        if self.depth is not None and self.depth < 0:
-            raise InputError(f"--depth must be at least 0, found {self.depth}")
         if self.precision not in ("auto", "fp32", "bf16", "fp16"):
             raise InputError(f"--precision: found '{self.precision}', expected auto, fp32, bf16 or fp16")
         if self.device not in ("auto", "cpu") and self.device.partition(":")[0] != "cuda":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import uncollected
 from tformer.cli.report import emit_document, show_notes
+from tformer.support.bounds import Must
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.files import refuse_to_replace
 from tformer.support.options import Panel, PictureFormat, argument
@@ -59,6 +60,7 @@ class PlotOptions(Checked):
     ] = "step"
     smooth: Annotated[
         float,
+        Must(lambda weight: 0 <= weight < 1, "at least 0 and below 1"),
         SHOWN(
             "--smooth",
             metavar="W",
@@ -81,10 +83,8 @@ class PlotOptions(Checked):
     format: Annotated[PictureFormat, PICTURE] = None
 
     def check(self) -> None:
-        """Raise InputError for an unknown axis or an impossible weight."""
+        """Raise InputError for an unknown axis."""
         super().check()
-        if not 0 <= self.smooth < 1:
-            raise InputError(f"--smooth must be at least 0 and below 1, found {self.smooth:g}")
         if self.x not in AXES:
             expected = f"{', '.join(AXES[:-1])} or {AXES[-1]}"
             raise InputError(f"--x: found '{self.x}', expected {expected}", hint=did_you_mean(self.x, AXES))

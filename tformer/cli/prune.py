@@ -10,6 +10,7 @@ from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import progress_reporter, report_result, show_notes
 from tformer.evaluation.options import DataOptions
+from tformer.support.bounds import Positive
 from tformer.support.errors import InputError
 from tformer.support.options import DATA, Checkpoint, Device, Json, NewFolder, Panel, Precision, Run
 from tformer.support.rules import Checked, required
@@ -70,7 +71,8 @@ class PruneOptions(Checked):
     plan: Plan = field(default_factory=Plan)
     data: DataOptions = field(default_factory=DataOptions)
     max_examples: Annotated[
-        int | None, DATA("--max-examples", metavar="N", help="Maximum number of examples to measure on, evenly spread.")
+        Positive | None,
+        DATA("--max-examples", metavar="N", help="Maximum number of examples to measure on, evenly spread."),
     ] = None
     no_evaluate: Annotated[bool, DATA("--no-evaluate", help="Do not measure the model before and after.")] = False
     out: Annotated[NewFolder, RESULT] = None

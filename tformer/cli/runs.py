@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tformer.cli.command import Group, examples, takes_options
 from tformer.cli.report import emit_json, emit_lines, show_notes, terminal_width
+from tformer.support.bounds import Positive
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.formatting import aligned, as_cell, decimal_bytes, duration, short_count
 from tformer.support.options import Json, argument, option
@@ -37,7 +38,7 @@ class ListOptions:
         argument("FOLDER", help="Folders to search, subfolders (of a sweep) included.", default="runs/"),
     ] = ()
     sort: Annotated[str, option("--sort", metavar="KEY", help=f"{SORTS}: the largest or best first.")] = "newest"
-    limit: Annotated[int | None, option("--limit", metavar="N", help="Show only the first N.")] = None
+    limit: Annotated[Positive | None, option("--limit", metavar="N", help="Show only the first N.")] = None
     as_json: Json = False
 
 

@@ -11,6 +11,7 @@ from tformer.cli.command import OptionsCommand, examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import show_notes
 from tformer.cli.trainings import list_trainings, run
+from tformer.support.bounds import Positive
 from tformer.support.errors import InputError
 from tformer.support.options import Arch, Json, Panel, Preset, RecipeFile, Sets, argument, flag_words, some_of
 from tformer.support.rules import Checked, exclude, required
@@ -93,9 +94,9 @@ class SweepOptions(Checked):
     ] = None
     task: TaskOptions = TaskOptions()
     seeds: Annotated[
-        int | None, HOW("--seeds", help="Number of trainings (random seeds) per variant.", default="1")
+        Positive | None, HOW("--seeds", help="Number of trainings (random seeds) per variant.", default="1")
     ] = None
-    max_steps: Annotated[int | None, HOW("--max-steps", help="Optimizer steps of each training.")] = None
+    max_steps: Annotated[Positive | None, HOW("--max-steps", help="Optimizer steps of each training.")] = None
     skip_invalid: Annotated[bool, RUN("--skip-invalid", help="Skip variants whose recipe is invalid.", rare=True)] = (
         False
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.report import emit, emit_json, emit_lines, print_table, show_notes
+from tformer.support.bounds import Positive
 from tformer.support.errors import InputError, visible
 from tformer.support.files import STANDARD_INPUT
 from tformer.support.formatting import TOKEN_SIGNS, aligned, as_cell, whole_number
@@ -79,7 +80,7 @@ class TokenizeOptions(Checked):
     no_template: Annotated[bool, READING("--no-template", help="Leave out the special tokens around the text.")] = False
     special_tokens: Annotated[SpecialTokens, READING] = False
     max_length: Annotated[
-        int | None,
+        Positive | None,
         READING(
             "--max-length",
             metavar="N",

@@ -11,6 +11,7 @@ from tformer.cli.command import examples, takes_options
 from tformer.cli.look_inside import command_line, looking_inside
 from tformer.cli.report import emit_document, show_notes
 from tformer.inside.options import PICTURE, SHOWN, ReadOptions, parse_heads
+from tformer.support.bounds import Must, Positive
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.options import Checkpoint, Device, PictureFile, PictureFormat, parse_numbers
 
@@ -68,7 +69,9 @@ class AttentionOptions(ReadOptions):
             default="all",
         ),
     ] = None
-    top_k: Annotated[int, SHOWN("--top-k", metavar="K", help="Number of links drawn or listed for each token.")] = 3
+    top_k: Annotated[
+        Positive, SHOWN("--top-k", metavar="K", help="Number of links drawn or listed for each token.")
+    ] = 3
     merge_subwords: Annotated[
         bool, SHOWN("--merge-subwords", help="Merge the tokens of a word: sums over keys, means over queries.")
     ] = False
@@ -87,7 +90,11 @@ class AttentionOptions(ReadOptions):
             default="linear; sqrt for long texts",
         ),
     ] = None
-    max_megabytes: Annotated[float, PICTURE("--max-megabytes", help="Refuse larger files.", rare=True)] = 20.0
+    max_megabytes: Annotated[
+        float,
+        Must(lambda size: size > 0, "above 0"),
+        PICTURE("--max-megabytes", help="Refuse larger files.", rare=True),
+    ] = 20.0
     checkpoint: Checkpoint = "best"
     device: Device = "auto"
 
@@ -100,10 +107,6 @@ class AttentionOptions(ReadOptions):
         ):
             if value is not None and value not in known:
                 raise InputError(f"{option} {value}: unknown", hint=did_you_mean(value, known))
-        if self.top_k is not None and self.top_k < 1:
-            raise InputError(f"--top-k must be at least 1, found {self.top_k}")
-        if not self.max_megabytes > 0:
-            raise InputError(f"--max-megabytes must be above 0, found {self.max_megabytes:g}")
         super().check()
         parse_numbers(self.layers, "--layers")
         self.head_numbers()

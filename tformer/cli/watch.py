@@ -8,9 +8,8 @@ from typing import Annotated
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.report import console, spinner
-from tformer.support.errors import InputError
+from tformer.support.bounds import Port
 from tformer.support.options import Panel, argument
-from tformer.support.rules import Checked
 
 ADDRESS = Panel("The address")
 
@@ -22,7 +21,7 @@ EPILOG = examples(
 
 
 @dataclass(frozen=True)
-class WatchOptions(Checked):
+class WatchOptions:
     """The options of `tformer watch`."""
 
     folders: Annotated[
@@ -33,13 +32,7 @@ class WatchOptions(Checked):
         str,
         ADDRESS("--host", metavar="ADDRESS", help="Where to listen; 0.0.0.0: for other machines too, without a key."),
     ] = "127.0.0.1"
-    port: Annotated[int, ADDRESS("--port", metavar="N", help="0: a free one.")] = 8078
-
-    def check(self) -> None:
-        """Raise InputError for an impossible port."""
-        super().check()
-        if not 0 <= self.port < 1 << 16:
-            raise InputError(f"--port must be from 0 to 65535, found {self.port}")
+    port: Annotated[Port, ADDRESS("--port", metavar="N", help="0: a free one.")] = 8078
 
 
 @takes_options

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tformer.data.sources.reading import ReadsTexts
 from tformer.support import decoding as row
+from tformer.support.bounds import Positive, Seed
 from tformer.support.decoding import BEAMS, SAMPLING, Use
 from tformer.support.errors import InputError
 from tformer.support.options import (
@@ -169,7 +170,7 @@ class GenerateOptions(ReadsTexts, Checked):
     min_p: row.MinP | None = None
     greedy: Annotated[bool, SAMPLING("--greedy", help="Take the most probable token at every step."), Use.TEXT] = False
     num_samples: row.NumSamples = 1
-    seed: Annotated[int, SAMPLING("--seed", help="The same seed gives the same text.")] = DEFAULT_SEED
+    seed: Annotated[Seed, SAMPLING("--seed", help="The same seed gives the same text.")] = DEFAULT_SEED
     stop: row.Stop = ()
 
     max_new_tokens: row.MaxNewTokens | None = None
@@ -209,7 +210,7 @@ class GenerateOptions(ReadsTexts, Checked):
 
     checkpoint: Checkpoint = "best"
     batch_size: Annotated[
-        int | None,
+        Positive | None,
         MACHINE(
             "--batch-size",
             help="Lines of --input per batch.",

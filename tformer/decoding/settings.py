@@ -23,7 +23,7 @@ from typing import Any, Literal, Self
 from tformer.recipe.sections import Generation
 from tformer.support import decoding as row
 from tformer.support.bounds import out_of_bounds
-from tformer.support.decoding import Must, fact_of
+from tformer.support.decoding import SETTINGS
 from tformer.support.errors import InputError
 
 FinishReason = Literal["eos", "stop", "length", "context", "interrupted"]
@@ -91,12 +91,8 @@ class DecodingSettings:
     @classmethod
     def _check(cls, values: Mapping[str, Any], *, names: Mapping[str, str]) -> None:
         """Raise InputError for settings that cannot be decoded with. `names`: of values that have no flag."""
-        for name, value in values.items():
-            must = fact_of(name.removesuffix("_texts"), Must)  # `stop_texts` is the setting `stop`
-            if must is not None and not must.holds(value):
-                raise InputError(f"{names.get(name, name)} must be {must.words}, found {value}")
-        for name, value in values.items():
-            if wrong := out_of_bounds(name, value):
+        for name, value in values.items():  # `stop_texts` is the setting `stop`
+            if wrong := out_of_bounds(value, SETTINGS.get(name.removesuffix("_texts"), ())):
                 raise InputError(f"{names.get(name, name)} {wrong}")
         _check_order(values, names, "min_new_tokens", "max_new_tokens")
         has_end = values["eos_id"] is not None or values["forced_eos"] is not None or values["stop_tokens"]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from tformer.data.sources.reading import ReadsTexts
+from tformer.support.bounds import Positive, within
 from tformer.support.errors import InputError
 from tformer.support.files import STANDARD_INPUT
 from tformer.support.formatting import as_cell
@@ -88,9 +89,9 @@ class ClassifyOptions(ReadsTexts, Checked):
     encoding: Annotated[Encoding, INPUT] = None
     delimiter: Annotated[Delimiter, INPUT] = None
     quotes: Annotated[Quotes, INPUT] = None
-    top: Annotated[int | None, ANSWER("--top-k", metavar="K", help="Show the K most probable labels.")] = None
+    top: Annotated[Positive | None, ANSWER("--top-k", metavar="K", help="Show the K most probable labels.")] = None
     threshold: Annotated[
-        float | None,
+        Annotated[float, within(0, 1)] | None,
         ANSWER(
             "--threshold",
             metavar="P",
@@ -118,8 +119,6 @@ class ClassifyOptions(ReadsTexts, Checked):
                 "nothing to classify",
                 hint="give --text TEXT, --image FILE or --input FILE, or pipe one text a line into the command",
             )
-        if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise InputError(f"--threshold must be between 0 and 1, found {self.threshold:g}")
         if self.output is not None and not self.as_json:
             from tformer.decoding.answer_table import output_format
 

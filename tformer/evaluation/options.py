@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from tformer.support import options
+from tformer.support.bounds import NonNegative, Positive
 from tformer.support.errors import InputError
 from tformer.support.files import refuse_to_replace, require_writable
 from tformer.support.options import (
@@ -96,7 +97,7 @@ class DataOptions(Checked):
     ] = None
     prefix: Annotated[TaskPrefix, PAIRS] = None
     batch_size: Annotated[
-        int | None,
+        Positive | None,
         MEASURE(
             "--batch-size",
             help="Windows or examples per batch; masks of a masked model depend on it.",
@@ -242,7 +243,7 @@ class EvaluationOptions(DataOptions):
         ),
     ] = None
     num_fewshot: Annotated[
-        int | None,
+        NonNegative | None,
         MEASURE(
             "--num-fewshot",
             metavar="K",
@@ -252,7 +253,7 @@ class EvaluationOptions(DataOptions):
         ),
     ] = None
     limit: Annotated[
-        int | None,
+        Positive | None,
         MEASURE("--limit", metavar="N", help="Only the first N examples of each task.", rare=True, default="all"),
     ] = None
     threshold: Annotated[
@@ -276,7 +277,7 @@ class EvaluationOptions(DataOptions):
         ),
     ] = None
     seq_len: Annotated[
-        int | None,
+        Positive | None,
         MEASURE(
             "--seq-len",
             metavar="N",
@@ -305,7 +306,7 @@ class EvaluationOptions(DataOptions):
         ),
     ] = False
     max_tokens: Annotated[
-        int | None,
+        Positive | None,
         MEASURE("--max-tokens", metavar="N", help="Maximum number of tokens to mask.", rare=True),
     ] = None
     as_json: Annotated[Json, MEASURE] = False
@@ -318,10 +319,6 @@ class EvaluationOptions(DataOptions):
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
         super().check()
-        for name, least in (("num_fewshot", 0), ("limit", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise InputError(f"{flag_of(name)} must be at least {least}, found {value}")
         if self.tasks is not None and not self.task_names:
             raise InputError("--tasks is empty", hint="name tasks of lm_eval or YAML files: --tasks NAME,FILE")
         if self.bleu_tokenize is not None:

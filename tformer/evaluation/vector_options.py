@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from tformer.data.sources.reading import ReadsTexts
+from tformer.support.bounds import Positive
 from tformer.support.errors import InputError
 from tformer.support.files import STANDARD_INPUT
 from tformer.support.options import (
@@ -75,7 +76,7 @@ class EmbedOptions(ReadsTexts, Checked):
         bool, VECTOR("--normalize", help="Vectors of length 1, as a model trained for vectors gives by itself.")
     ] = False
     dimensions: Annotated[
-        int | None,
+        Positive | None,
         VECTOR(
             "--dimensions",
             metavar="N",
@@ -144,7 +145,7 @@ class SearchOptions(Checked):
     input_path: Annotated[
         str | None, SEARCHED("--input", metavar="FILE|-", help="Queries, one per line, in place of QUERY.")
     ] = None
-    top: Annotated[int, SEARCHED("--top-k", metavar="K", help="Texts found for each query.")] = 10
+    top: Annotated[Positive, SEARCHED("--top-k", metavar="K", help="Texts found for each query.")] = 10
     run: Annotated[
         str | None,
         SEARCHED("--run", metavar="RUN", help="The model that reads the query.", default="the index names it"),

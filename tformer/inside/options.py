@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from tformer.evaluation.options import DATA_OR_SOURCE, ONE_SIDE, PAIRS, DataOptions
+from tformer.support.bounds import Positive, Seed, at_least, within
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.options import (
     DATA,
@@ -32,6 +33,8 @@ READ, TUNED, PICTURE = Panel("What the model reads"), Panel("Tuned lens"), Panel
 MOST_TOP = 100
 MOST_SAMPLES = 10_000
 MAX_EXAMPLES = 64
+Two = Annotated[int, at_least(2)]
+Top = Annotated[int, within(1, MOST_TOP)]
 TOKEN_HEADS, LENS_HEADS = ("lm", "masked_lm"), ("lm", "masked_lm", "classifier")
 ANSWERING_HEADS = (*LENS_HEADS, "regression")
 """Heads that viz-tokens, lens, attribute and patch can read, the first that a model has."""
@@ -53,13 +56,6 @@ def data_of(options: DataOptions) -> DataOptions:
     return DataOptions(**{each.name: getattr(options, each.name) for each in fields(DataOptions)})
 
 
-def _require(flag: str, value: int | None, least: int, most: int | None = None) -> None:
-    """Raise InputError for a number outside of least … most."""
-    if value is not None and (value < least or value > (most or value)):
-        bounds = f"at least {least}" if most is None else f"{least} to {most:,}"
-        raise InputError(f"{flag} must be {bounds}, found {value:,}")
-
-
 def _named(flag: str, value: str | None, known: Collection[str]) -> tuple[str, ...]:
     """The words between commas, or all of them. Raises InputError for one that is not known."""
 
@@ -75,7 +71,7 @@ class ExampleOptions(DataOptions):
 
     run: Run = None
     max_examples: Annotated[
-        int | None,
+        Positive | None,
         DATA(
             "--max-examples",
             metavar="N",
@@ -101,13 +97,16 @@ class HeadOptions(ExampleOptions):
     )
 
     length: Annotated[
-        int | None, RANDOM("--length", metavar="T", help="Tokens of a sequence.", default="25, or as many as fit")
+        Two | None, RANDOM("--length", metavar="T", help="Tokens of a sequence.", default="25, or as many as fit")
     ] = None
     copies: Annotated[
-        int | None, RANDOM("--copies", metavar="N", help="Number of times that each sequence is read.", default="4")
+        Two | None, RANDOM("--copies", metavar="N", help="Number of times that each sequence is read.", default="4")
     ] = None
-    samples: Annotated[int | None, RANDOM("--samples", metavar="N", help="Number of sequences.", default="10")] = None
-    seed: Annotated[int | None, RANDOM("--seed", help="Seed of the tokens.", default="0")] = None
+    samples: Annotated[
+        Annotated[int, within(1, MOST_SAMPLES)] | None,
+        RANDOM("--samples", metavar="N", help="Number of sequences.", default="10"),
+    ] = None
+    seed: Annotated[Seed | None, RANDOM("--seed", help="Seed of the tokens.", default="0")] = None
     over_training: Annotated[
         bool, SHOWN("--over-training", help="Score every checkpoint of the run, and draw a curve for each head.")
     ] = False
@@ -121,12 +120,6 @@ class HeadOptions(ExampleOptions):
         """The options of random tokens that were given."""
         values = {name: getattr(self, name) for name in ("length", "copies", "samples", "seed")}
         return {name: value for name, value in values.items() if value is not None}
-
-    def check(self) -> None:
-        """Raise InputError for what can be refused before anything is loaded."""
-        super().check()
-        for name, least, most in (("length", 2, None), ("copies", 2, None), ("samples", 1, MOST_SAMPLES)):
-            _require(f"--{name}", getattr(self, name), least, most)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,11 +150,11 @@ class TokenOptions(ExampleOptions):
     ] = None
     special_tokens: Annotated[SpecialTokens, READ] = False
     hardest: Annotated[
-        int,
+        Positive,
         SHOWN("--hardest", metavar="N", help="Number of tokens in the table of the hardest."),
         CommandOnly("the report's hardest(N) has their places"),
     ] = 20
-    top_k: Annotated[int, SHOWN("--top-k", metavar="K", help="Number of alternatives of each token.")] = 5
+    top_k: Annotated[Top, SHOWN("--top-k", metavar="K", help="Number of alternatives of each token.")] = 5
     output: Annotated[PictureFile, SHOWN] = None
     format: Annotated[PictureFormat, SHOWN] = None
     checkpoint: Checkpoint = "best"
@@ -170,8 +163,6 @@ class TokenOptions(ExampleOptions):
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
         super().check()
-        _require("--top-k", self.top_k, 1, MOST_TOP)
-        _require("--hardest", self.hardest, 1)
 
 
 PROMPTS, ABLATION = Panel("Two prompts"), Panel("Ablation")
@@ -223,7 +214,7 @@ class PatchOptions(ExampleOptions):
         ),
     ] = None
     max_tokens: Annotated[
-        int | None,
+        Positive | None,
         PROMPTS("--max-tokens", metavar="N", help="Maximum number of tokens to read of a text.", rare=True),
     ] = None
     special_tokens: Annotated[SpecialTokens, PROMPTS] = False
@@ -310,7 +301,8 @@ class ReadOptions(Checked):
     ] = None
     image: Annotated[Path | None, READ("--image", metavar="FILE", help="An image file.")] = None
     max_tokens: Annotated[
-        int | None, READ("--max-tokens", metavar="N", help="Maximum number of tokens to read of a text.", rare=True)
+        Positive | None,
+        READ("--max-tokens", metavar="N", help="Maximum number of tokens to read of a text.", rare=True),
     ] = None
     max_new_tokens: Annotated[
         int | None,
@@ -369,7 +361,7 @@ class LensOptions(AnswerOptions):
         str | None,
         SHOWN("--positions", metavar="0,3-5", help="Positions to show.", default="all; in the terminal the last"),
     ] = None
-    top_k: Annotated[int, SHOWN("--top-k", metavar="K", help="Number of most probable tokens of each layer.")] = 10
+    top_k: Annotated[Top, SHOWN("--top-k", metavar="K", help="Number of most probable tokens of each layer.")] = 10
     stack: Annotated[
         Literal["decoder", "encoder"] | None,
         SHOWN("--stack", help="Stack of an encoder-decoder.", default="decoder", rare=True),
@@ -385,7 +377,7 @@ class LensOptions(AnswerOptions):
     tuned: Annotated[
         str | None, TUNED("--tuned", metavar="PATH", help="Train a tuned lens on this text, and save it in the run.")
     ] = None
-    steps: Annotated[int, TUNED("--steps", metavar="N", help="Steps of that training.", rare=True)] = 250
+    steps: Annotated[Positive, TUNED("--steps", metavar="N", help="Steps of that training.", rare=True)] = 250
     lens: Annotated[
         Literal["logit", "tuned"] | None,
         TUNED("--lens", help="tuned: the one that was saved.", default="tuned with --tuned"),
@@ -393,8 +385,6 @@ class LensOptions(AnswerOptions):
 
     def check(self) -> None:
         """Raise InputError for values that are invalid for every model."""
-        _require("--top-k", self.top_k, 1, MOST_TOP)
-        _require("--steps", self.steps, 1)
         super().check()
 
 
@@ -430,7 +420,7 @@ class AttributeOptions(AnswerOptions):
         METHOD("--baseline", help="In place of a token: a special one, or zeros.", default="the first that exists"),
     ] = None
     steps: Annotated[
-        int | None,
+        Annotated[int, within(1, MOST_STEPS)] | None,
         METHOD("--steps", metavar="N", help="Points of integrated gradients.", default="50, or 300 for a small gap"),
     ] = None
 
@@ -444,7 +434,6 @@ class AttributeOptions(AnswerOptions):
         """Raise InputError for values that are invalid for every model."""
         super().check()
         methods = {*self.chosen_methods}
-        _require("--steps", self.steps, 1, MOST_STEPS)
         for flag, given, of in (
             ("--steps", self.steps, {"integrated"}),
             ("--baseline", self.baseline, {"integrated", "occlusion"}),
@@ -476,7 +465,7 @@ class EmbeddingOptions(Checked):
     table: Annotated[
         str | None, ROWS("--table", metavar="NAME", help=f"{', '.join(EMBEDDING_TABLES)}.", default="the first it has")
     ] = None
-    top_k: Annotated[int, ROWS("--top-k", metavar="K", help="Number of neighbours.")] = 10
+    top_k: Annotated[Top, ROWS("--top-k", metavar="K", help="Number of neighbours.")] = 10
     centred: Annotated[bool, ROWS("--centred", help="Subtract the mean of the table before the cosine.")] = False
     output: Annotated[PictureFile, PICTURE] = None
     format: Annotated[PictureFormat, PICTURE] = None
@@ -488,4 +477,3 @@ class EmbeddingOptions(Checked):
         super().check()
         if self.table is not None and self.table not in EMBEDDING_TABLES:
             raise InputError(f"--table {self.table}: unknown", hint=did_you_mean(self.table, EMBEDDING_TABLES))
-        _require("--top-k", self.top_k, 1, MOST_TOP)

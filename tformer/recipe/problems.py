@@ -23,7 +23,8 @@ from tformer.recipe.schema import (
     value_at,
 )
 from tformer.recipe.yaml_text import KeyPath
-from tformer.support.bounds import EXPECTED, MISSING_KEY, UNKNOWN_KEY, expected_by, expected_of, mistake_of
+from tformer.support.bounds import EXPECTED, MISSING_KEY, SEED, UNKNOWN_KEY, expected_by, expected_of, mistake_of
+from tformer.support.decoding import SETTINGS
 from tformer.support.errors import InputErrors
 from tformer.support.formatting import as_one_line, describe
 
@@ -60,12 +61,16 @@ def unusable_values(data: Any, path: KeyPath = ()) -> Iterator[Problem]:
     if isinstance(data, dict | list):
         for key, item in data.items() if isinstance(data, dict) else enumerate(data):
             yield from unusable_values(item, (*path, str(key)))
-    elif expected := expected_of(path[-1] if path else "", data):
+    elif expected := expected_of(data, _facts_of_key(path[-1] if path else "")):
         huge = isinstance(data, int) and abs(data) >= 10**20
         found = f"a number of {len(str(abs(data)))} digits" if huge else data
         yield Problem(path, f"found {found}, expected {expected}")
     elif isinstance(data, str) and any("\ud800" <= character <= "\udfff" for character in data):
         yield Problem(path, f"found {describe(data)}, expected Unicode text")
+
+
+def _facts_of_key(name: str) -> tuple[Any, ...]:
+    return (SEED,) if name == "seed" else SETTINGS.get(name, ())
 
 
 def problems_of(error: ValidationError, data: dict[str, Any]) -> list[Problem]:

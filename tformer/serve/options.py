@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from tformer.support.bounds import Port, within
 from tformer.support.errors import InputError
 from tformer.support.options import Checkpoint, Device, Panel, Precision, Quantize, argument
 from tformer.support.rules import QUANTIZE_RULE, Checked
 
 NETWORK, LIMITS, LOG = Panel("Network"), Panel("Limits"), Panel("Log")
+MOST = 2**31 - 1
+Most = Annotated[int, within(1, MOST)]
 KEY_VARIABLE = "TFORMER_API_KEY"
 
 
@@ -28,7 +31,7 @@ class ServeOptions(Checked):
     host: Annotated[str, NETWORK("--host", metavar="ADDRESS", help="Address to listen on; 0.0.0.0: every network.")] = (
         "127.0.0.1"
     )
-    port: Annotated[int, NETWORK("--port", help="0: a free one, which is printed.")] = 8000
+    port: Annotated[Port, NETWORK("--port", help="0: a free one, which is printed.")] = 8000
     api_key: Annotated[
         str | None,
         NETWORK(
@@ -63,14 +66,18 @@ class ServeOptions(Checked):
             default="none",
         ),
     ] = None
-    queue: Annotated[int, LIMITS("--queue", help="Requests at a time; further ones are refused with 429.")] = 256
-    rows: Annotated[int, LIMITS("--batch-size", help="Texts that are decoded together.")] = 32
+    queue: Annotated[Most, LIMITS("--queue", help="Requests at a time; further ones are refused with 429.")] = 256
+    rows: Annotated[Most, LIMITS("--batch-size", help="Texts that are decoded together.")] = 32
     max_body: Annotated[str, LIMITS("--max-body", metavar="SIZE", help="Of the body of a request.")] = "4MB"
-    deadline: Annotated[float, LIMITS("--deadline", metavar="SECONDS", help="For an answer, from the request on.")] = (
-        600.0
-    )
+    deadline: Annotated[
+        float,
+        within(0.1, MOST),
+        LIMITS("--deadline", metavar="SECONDS", help="For an answer, from the request on."),
+    ] = 600.0
     grace: Annotated[
-        float, LIMITS("--grace", metavar="SECONDS", help="After SIGTERM, for the answers that were begun.", rare=True)
+        float,
+        within(0, MOST),
+        LIMITS("--grace", metavar="SECONDS", help="After SIGTERM, for the answers that were begun.", rare=True),
     ] = 30.0
     log_texts: Annotated[bool, LOG("--log-texts", help="Log prompts and answers, too.", rare=True)] = False
     checkpoint: Checkpoint = "best"
@@ -81,16 +88,6 @@ class ServeOptions(Checked):
     def check(self) -> None:
         """Raise InputError for what can be refused before anything is loaded."""
         super().check()
-        if not 0 <= self.port < 2**16:
-            raise InputError(f"--port must be between 0 and 65535, found {self.port}")
-        for flag, value, least in (
-            ("--queue", self.queue, 1),
-            ("--batch-size", self.rows, 1),
-            ("--deadline", self.deadline, 0.1),
-            ("--grace", self.grace, 0),
-        ):
-            if not least <= value < 2**31:  # nor NaN
-                raise InputError(f"{flag} must be at least {least} and below {2**31:,}, found {value:g}")
         key = self.key
         if key is not None and not (key.isascii() and key.isprintable() and key == key.strip() != ""):
             message = "--api-key: expected printable ASCII characters without spaces around them"

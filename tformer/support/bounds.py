@@ -1,37 +1,60 @@
-"""Bounds of numbers, by the name of the flag, keyword, setting or key of a recipe."""
+"""Bounds of values, declared beside their types, and one check of them for flags, keywords and settings.
+
+top: Annotated[Positive | None, option("--top-k", help="...")] = None
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, NamedTuple
 
-from tformer.support.decoding import Bound, fact_of, least_of
 from tformer.support.formatting import describe
+
+
+class Bound(NamedTuple):
+    """Bounds of a number's absolute value: 0, or from `least` to `most`; `why` is the reason."""
+
+    least: float
+    most: float
+    why: str
+
+
+class Must(NamedTuple):
+    """A condition on a value, as code and in words. Recipes use the bounds of `annotated_types`."""
+
+    holds: Callable[[Any], bool]
+    words: str
+
+
+def at_least(least: float, off: str = "") -> Must:
+    return Must(lambda value: value >= least, f"at least {least}{off}")
+
+
+def within(least: float, most: float) -> Must:
+    return Must(lambda value: least <= value <= most, f"{least} to {most:,}")
+
+
+def above_0(most: float) -> Must:
+    return Must(lambda value: 0 < value <= most, f"above 0 and at most {most:,}")
+
 
 FLOAT = Bound(2.0**-149, 3.4e38, "float32 holds no other number")
 COUNT = Bound(1, 10**12, "no training has more steps, tokens or ids")
 SEED = Bound(1, 2**63 - 1, "a seed has 64 bits")
 
-LEAST = {
-    **dict.fromkeys(("batch_size", "seq_len", "max_length", "max_tokens", "vocab_size", "top", "keep", "last"), 1),
-    **dict.fromkeys(("max_examples", "max_trials", "stop_at_step", "max_steps", "workers", "limit"), 1),
-    **dict.fromkeys(("seeds", "dimensions"), 1),
-    **dict.fromkeys(("seed", "max_restarts"), 0),
-}
-"""The least value of flags and keywords, other than settings of decoding; recipes have those of their schema."""
+Positive = Annotated[int, at_least(1)]
+NonNegative = Annotated[int, at_least(0)]
+Seed = Annotated[int, SEED, at_least(0)]
+Share = Annotated[float, Must(lambda value: 0 < value < 1, "above 0 and below 1")]
+Port = Annotated[int, within(0, 2**16 - 1)]
 
 
-def bound_of(name: str, value: float) -> Bound:
-    """The bound of a setting, else of its type."""
-    own = SEED if name == "seed" else fact_of(name, Bound)
-    return own or (COUNT if isinstance(value, int) else FLOAT)
-
-
-def expected_of(name: str, value: object) -> str | None:
-    """The bound that a number violates, in words; None if it is within its bounds or no number."""
+def expected_of(value: object, facts: Iterable[Any] = ()) -> str | None:
+    """The bound of its declaration, or else of its type, that a number violates; None if it is right or no number."""
     if not isinstance(value, int | float) or isinstance(value, bool) or value == 0:
         return None
-    least, most, why = bound_of(name, value)
+    own = (fact for fact in facts if isinstance(fact, Bound))
+    least, most, why = next(own, COUNT if isinstance(value, int) else FLOAT)
     if least <= abs(value) <= most:
         return None
     if value != value or abs(value) == float("inf"):
@@ -43,12 +66,16 @@ def expected_of(name: str, value: object) -> str | None:
     )
 
 
-def out_of_bounds(name: str, given: Any) -> str | None:
-    """The fault of a flag, keyword or setting, such as "must be at least 1, found 0"; None if it is right."""
+def out_of_bounds(given: Any, facts: Iterable[Any]) -> str | None:
+    """The fault of a value by its declaration, such as "must be at least 1, found 0"; None if it is right."""
+    if given is None:
+        return None
+    facts = tuple(facts)
+    for fact in facts:
+        if isinstance(fact, Must) and given == given and not fact.holds(given):
+            return f"must be {fact.words}, found {given}"
     for value in given if isinstance(given, list | tuple) else (given,):
-        least = LEAST.get(name, least_of(name))
-        is_low = least is not None and isinstance(value, int | float) and value < least
-        if expected := f"at least {least}" if is_low else expected_of(name, value):
+        if expected := expected_of(value, facts):
             return f"must be {expected}, found {value}"
     return None
 

@@ -6,12 +6,12 @@ defaults; the options of `tformer generate` (None: not given); and the settings 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt  # pydantic reads these; its own `Field` takes longer to import than help may
 
+from tformer.support.bounds import Bound, Must, at_least
 from tformer.support.options import Neutral, Option, Panel, as_keyword, facts_of
 
 BEAMS, SAMPLING, LENGTH = Panel("Beam search"), Panel("Sampling"), Panel("Length and repetition")
@@ -29,28 +29,9 @@ class Use(Enum):
     TEXT = "models that write text: not for filling masks"
 
 
-class Bound(NamedTuple):
-    """Bounds of a number's absolute value: 0, or from `least` to `most`; `why` is the reason."""
-
-    least: float
-    most: float
-    why: str
-
-
 ROWS = Bound(1, 2**16, "each takes a row of a batch, and its memory")
 TOKENS = Bound(1, 2**30, "each token takes memory")
 PENALTY = Bound(1e-30, 1e30, "logits times it, or divided by it, must be finite in float32")
-
-
-class Must(NamedTuple):
-    """A condition on a value, as code and in words. Recipes use the bounds of `annotated_types`."""
-
-    holds: Callable[[Any], bool]
-    words: str
-
-
-def at_least(least: int, off: str) -> Must:
-    return Must(lambda value: value >= least, f"at least {least}{off}")
 
 
 def one_of(*choices: str) -> Must:
@@ -62,6 +43,7 @@ def one_of(*choices: str) -> Must:
 MaxNewTokens = Annotated[
     int,
     Gt(0),
+    at_least(1),
     Le(MOST_TOKENS),
     TOKENS,
     LENGTH("--max-new-tokens", help="Maximum tokens of a completion.", default="the recipe's"),
@@ -70,6 +52,7 @@ MaxNewTokens = Annotated[
 MinNewTokens = Annotated[
     int,
     Ge(0),
+    at_least(0),
     TOKENS,
     LENGTH("--min-new-tokens", help="Minimum tokens of a completion.", rare=True, default="the recipe's"),
     Use.TEXT,
@@ -90,6 +73,7 @@ AtLimit = Annotated[
 LengthMargin = Annotated[
     int,
     Ge(0),
+    at_least(0),
     LENGTH(
         "--length-margin",
         metavar="N",
@@ -177,6 +161,7 @@ MinP = Annotated[
 NumSamples = Annotated[
     int,
     Gt(0),
+    at_least(1),
     ROWS,
     SAMPLING("--num-samples", help="Number of completions per prompt."),
     Use.SAMPLE,
@@ -194,6 +179,7 @@ Stop = Annotated[
 BeamSize = Annotated[
     int,
     Gt(0),
+    at_least(1),
     Le(MOST_BEAMS),
     ROWS,
     BEAMS("--beam-size", metavar="B", help="Hypotheses per text; 1: greedy.", default="the recipe's"),
@@ -202,6 +188,7 @@ BeamSize = Annotated[
 NBest = Annotated[
     int,
     Gt(0),
+    at_least(1),
     ROWS,
     BEAMS(
         "--n-best",
@@ -261,13 +248,6 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
 def fact_of(name: str, kind: type[Fact]) -> Fact | None:
     """The fact of this type in the row of a setting; None if the row has none or there is no such setting."""
     return next((fact for fact in SETTINGS.get(name, ()) if isinstance(fact, kind)), None)
-
-
-def least_of(name: str) -> int | None:
-    """The least value of a setting that only `Ge` or `Gt` bounds; None for others: `Must` has the words for them."""
-    if fact_of(name, Must) is not None:
-        return None
-    return 1 if fact_of(name, Gt) else 0 if fact_of(name, Ge) else None
 
 
 def keys_for(*uses: Use) -> tuple[str, ...]:

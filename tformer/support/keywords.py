@@ -52,7 +52,7 @@ def from_keywords(
         except ValidationError as error:
             expected = expected_by(error.errors(include_url=False)[0])
             raise InputError(f"{keyword}: found {value!r}, expected {expected}") from error
-        if wrong := out_of_bounds(name, filled[name]):
+        if wrong := out_of_bounds(filled[name], facts_of(hints_of(options_type)[name])):
             raise InputError(f"{keyword} {wrong}")
     return options_type(**filled)
 

@@ -22,6 +22,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_args, get_type_hints
 
+from tformer.support.bounds import Positive
 from tformer.support.errors import InputError
 from tformer.support.formatting import MAX_DIGITS
 
@@ -149,8 +150,10 @@ def parse_bytes(text: str, option: str = "--shard-size") -> int:
 
 
 def facts_of(hint: Any) -> tuple[Any, ...]:
-    """The metadata of a type `Annotated[T, ...]`, or of `Annotated[T, ...] | None`."""
-    return tuple(fact for each in (hint, *get_args(hint)) for fact in getattr(each, "__metadata__", ()))
+    """The metadata of a type `Annotated[T, ...]`, also where T is `Annotated[U, ...] | None`."""
+    if hasattr(hint, "__metadata__"):
+        return (*hint.__metadata__, *facts_of(hint.__origin__))
+    return tuple(fact for each in get_args(hint) for fact in facts_of(each)) if type(None) in get_args(hint) else ()
 
 
 @cache
@@ -302,7 +305,7 @@ BadRows = Annotated[
 ]
 InvalidUtf8 = Annotated[Errors, option("--invalid-utf8", help="How to treat invalid UTF-8 in --input.", rare=True)]
 InputsPerBatch = Annotated[
-    int | None,
+    Positive | None,
     MACHINE("--batch-size", help="Inputs per batch; affects only the speed.", default="chosen by their length"),
 ]
 TaskPrefix = Annotated[

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from tformer.support.bounds import Positive
 from tformer.support.options import Panel
 
 TokenizerModel = Literal["byte-bpe", "bpe", "wordpiece", "unigram", "word", "char"]
@@ -30,7 +31,7 @@ class TokenizerOptions:
 
     model: Annotated[TokenizerModel, MODEL("--model", help="Kind of tokenizer.")] = "byte-bpe"
     vocab_size: Annotated[
-        int, MODEL("--vocab-size", help="Number of entries, special tokens included; char keeps every character.")
+        Positive, MODEL("--vocab-size", help="Number of entries, special tokens included; char keeps every character.")
     ] = 4096
     template: Annotated[
         TemplateName, MODEL("--template", help="Special tokens and where they are placed around a text.")

@@ -8,6 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
+from tformer.support.bounds import NonNegative, Positive, Seed
 from tformer.support.errors import InputError
 from tformer.support.options import (
     COMPILE,
@@ -289,7 +290,7 @@ class TrainOptions(Checked):
     out: Annotated[Path | None, RUN("--out", metavar="DIR", help="Run directory.", default="runs/ARCH-PRESET-N")] = None
     resume: Annotated[bool, RUN("--resume", help="Continue the run in --out, or the newest; else start.")] = False
     max_steps: Annotated[
-        int | None,
+        Positive | None,
         RUN("--max-steps", help="Steps in all, resumed ones too.", default=PRESETS),
         Key("training.max_steps"),
     ] = None
@@ -319,7 +320,7 @@ class TrainOptions(Checked):
         Key("training.max_minutes"),
     ] = None
     stop_at_step: Annotated[
-        int | None,
+        Positive | None,
         RUN(
             "--stop-at-step",
             metavar="N",
@@ -370,7 +371,7 @@ class TrainOptions(Checked):
     ] = False
     as_json: Annotated[Json, RUN] = False
     batch_size: Annotated[
-        int | None,
+        Positive | None,
         OPTIMIZER("--batch-size", help="Sequences per forward pass.", default=PRESETS),
         Key("training.batch_size"),
     ] = None
@@ -392,7 +393,7 @@ class TrainOptions(Checked):
     lr: Annotated[float | None, OPTIMIZER("--lr", help="Peak learning rate.", default=PRESETS), Key("optimizer.lr")] = (
         None
     )
-    seed: Annotated[int | None, OPTIMIZER("--seed", help="Random seed.", default=PRESETS), Key("seed")] = None
+    seed: Annotated[Seed | None, OPTIMIZER("--seed", help="Random seed.", default=PRESETS), Key("seed")] = None
     teacher: Annotated[
         Path | None,
         DISTILLATION(
@@ -425,7 +426,7 @@ class TrainOptions(Checked):
     device: Annotated[str | None, replace(DEVICE, default="auto"), MACHINE, Key("training.device")] = None
     compile: Annotated[str | None, replace(COMPILE, default=PRESETS), MACHINE, Key("training.compile")] = None
     workers: Annotated[
-        int | None,
+        Positive | None,
         MACHINE(
             "--workers",
             metavar="N",
@@ -449,7 +450,7 @@ class TrainOptions(Checked):
         Key("training.parallel.kind"),
     ] = None
     max_restarts: Annotated[
-        int,
+        NonNegative,
         MACHINE(
             "--max-restarts",
             metavar="N",

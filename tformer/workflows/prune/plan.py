@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Literal
 
+from tformer.support.bounds import Positive, Share
 from tformer.support.errors import InputError
 from tformer.support.formatting import whole_number
 from tformer.support.options import Panel, comma_list
@@ -36,10 +37,10 @@ class Plan(Checked):
     ] = None
     drop_layers: Annotated[str | None, LAYERS("--drop-layers", metavar="1,3", help="Layers to remove.")] = None
     keep: Annotated[
-        int | None, LAYERS("--keep", metavar="N", help="Number of layers to keep, chosen by --strategy.")
+        Positive | None, LAYERS("--keep", metavar="N", help="Number of layers to keep, chosen by --strategy.")
     ] = None
     rate: Annotated[
-        float | None, LAYERS("--rate", metavar="P", help="Share of layers to remove, chosen by --strategy.")
+        Share | None, LAYERS("--rate", metavar="P", help="Share of layers to remove, chosen by --strategy.")
     ] = None
     strategy: Annotated[
         Strategy | None,
@@ -60,7 +61,7 @@ class Plan(Checked):
         ),
     ] = None
     max_trials: Annotated[
-        int | None,
+        Positive | None,
         LAYERS(
             "--max-trials",
             metavar="N",
@@ -92,8 +93,6 @@ class Plan(Checked):
     def check(self) -> None:
         """Raise InputError for options that contradict each other or are out of range."""
         super().check()
-        if self.rate is not None and not 0 < self.rate < 1:
-            raise InputError(f"--rate must be above 0 and below 1, found {self.rate:g}")
         _ = self.kept_layers, self.dropped_layers, self.head_amount
 
     @cached_property
