@@ -4,7 +4,7 @@
     decoder only        input_ids → causal decoder                   GPT, Llama
     encoder-decoder     input_ids → encoder; decoder_input_ids → decoder, with cross-attention to the encoder's output
 
-A forward pass returns hidden states; `Output` computes logits on demand, for the requested positions.
+A forward pass returns hidden states; `ModelOutput` computes logits on demand, for the requested positions.
 """
 
 # Shapes: B batch, T queries, S keys, D d_model, V vocabulary.
@@ -22,7 +22,7 @@ from tformer.nn.attention.context import AttentionContext
 from tformer.nn.cache import CrossCache, ModelCache
 from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.fixed_cache import AnyCache, FixedCache
-from tformer.nn.heads import Output
+from tformer.nn.heads import ModelOutput
 from tformer.nn.patches import PatchEmbedding
 from tformer.nn.stack import Stack
 from tformer.nn.taps import Replacement, Tap, TapSink, check_taps, scoped
@@ -52,7 +52,7 @@ class Transformer(nn.Module):
         embedding: of the encoder, or of the only stack.
         decoder_embedding: of the decoder beside an encoder (its table may be the encoder's); else None.
         encoder, decoder: at least one.
-        heads: by name; `Output.logits` are those of the first.
+        heads: by name; `ModelOutput.logits` are those of the first.
         max_seq_len: positions the model was made for.
         max_target_len: those of the decoder beside an encoder; None: as many.
 
@@ -206,7 +206,7 @@ class Transformer(nn.Module):
         cache: AnyCache | None = None,
         taps: Iterable[str] = frozenset(),
         replace: Mapping[str, Replacement] | None = None,
-    ) -> Output:
+    ) -> ModelOutput:
         """Hidden states of a batch.
 
         Args:
@@ -275,7 +275,7 @@ class Transformer(nn.Module):
             raise ValueError(f"replace '{min(unused)}': this forward pass does not compute it")
         found = sink.values if sink is not None else {}
         compiled = torch.compiler.is_dynamo_compiling()
-        return Output(hidden, self.heads, mask, encoder_hidden=encoder_hidden, taps=found, compiled=compiled)
+        return ModelOutput(hidden, self.heads, mask, encoder_hidden=encoder_hidden, taps=found, compiled=compiled)
 
     def _encode(self, given: StackInputs, sink: TapSink | None) -> Tensor:
         stack = self.encoder

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tformer.bench.speed import Entry, SpeedBench
+from tformer.bench.speed import ContenderSpec, SpeedBench
 
 TRAINING = "tformer.bench.workloads.train:TrainingSteps"
 
@@ -26,7 +26,7 @@ def make_speed_bench() -> Callable[..., SpeedBench]:
         values: dict[str, Any] = {
             "model": "gpt/tiny",
             "recipe_yaml": "schema: 1\nmodel: {vocab_size: 9, decoder: {num_layers: 1}}\n",
-            "entries": (Entry("tformer", "bf16", TRAINING),),
+            "entries": (ContenderSpec("tformer", "bf16", TRAINING),),
             "batch_sizes": (2,),
             "length": 8,
             "precision": "bf16",

@@ -16,7 +16,7 @@ import pytest
 
 from tformer.bench import processes
 from tformer.bench.processes import RacedRow, race, run_isolated, summarize
-from tformer.bench.speed import Entry, SpeedBench
+from tformer.bench.speed import ContenderSpec, SpeedBench
 from tformer.bench.worker import reason_of
 from tformer.support.errors import Interrupted
 
@@ -346,7 +346,7 @@ def test_real_processes_keep_their_settings_to_themselves(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     monkeypatch.setattr(sys, "executable", str(program))
     names = (("tformer", "bf16"), ("other", "fp32"), ("other", "gone"))
-    entries = tuple(Entry(*each, "tformer.bench.speed:Fake") for each in names)
+    entries = tuple(ContenderSpec(*each, "tformer.bench.speed:Fake") for each in names)
     given = {"bench": asdict(make_speed_bench(entries=entries)), "batch_size": 2}
     contenders = [{**given, "entry": entry} for entry in entries]
     rows = race(

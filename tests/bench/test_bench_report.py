@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tformer.bench.report import Table, best_rows, document, lines, markdown, report, tables
-from tformer.bench.speed import Entry, Row, SpeedBench
+from tformer.bench.report import ReportTable, best_rows, document, lines, markdown, report, tables
+from tformer.bench.speed import ContenderSpec, Measurement, SpeedBench
 
 
 def test_markdown() -> None:
-    text = markdown(Table("Times", ("kind", "512"), (("full", "1 ms"), ("a|b", ""))))
+    text = markdown(ReportTable("Times", ("kind", "512"), (("full", "1 ms"), ("a|b", ""))))
     assert text.splitlines() == ["Times", "", "| kind | 512 |", "| --- | ---: |", "| full | 1 ms |", "| a\\|b |  |"]
 
 
@@ -28,7 +28,7 @@ CEILINGS = {
 SHEET = {"bf16_flops": 1600e9, "bytes_per_second": 100e9, "source": "a data sheet"}
 
 
-def row(name: str, precision: str, tokens_per_second: float, *, batch_size: int = 2, **changes: Any) -> Row:
+def row(name: str, precision: str, tokens_per_second: float, *, batch_size: int = 2, **changes: Any) -> Measurement:
     """A round of one second whose operations are 1e8 a token."""
     cost = {"flops": 1e8 * tokens_per_second, "bytes_read": 5e9, "steps": 4, "examples": 8, "memory": {}}
     values: dict[str, Any] = {
@@ -41,7 +41,7 @@ def row(name: str, precision: str, tokens_per_second: float, *, batch_size: int 
         "ceilings": CEILINGS,
     }
     maker = "tformer.bench.workloads.train:TrainingSteps" if name == "tformer" else ""
-    return Row(Entry(name, precision, maker), batch_size, **{**values, **changes})
+    return Measurement(ContenderSpec(name, precision, maker), batch_size, **{**values, **changes})
 
 
 ROWS = [
@@ -51,7 +51,7 @@ ROWS = [
 ]
 
 
-def entries(bench: SpeedBench, rows: list[Row]) -> list[dict[str, Any]]:
+def entries(bench: SpeedBench, rows: list[Measurement]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = document(bench, rows)["rows"]
     return found
 
@@ -136,7 +136,7 @@ def test_lines_say_ceilings_what_binds_memory_and_unrest() -> None:
 
 
 def test_a_failed_row_says_why(make_speed_bench: Make) -> None:
-    rows = [ROWS[0], Row(Entry("transformers", "fp32"), 2, failed="out of memory")]
+    rows = [ROWS[0], Measurement(ContenderSpec("transformers", "fp32"), 2, failed="out of memory")]
     failed = entries(make_speed_bench(), rows)[1]
     assert {name: value for name, value in failed.items() if value} == {
         "name": "transformers", "precision": "fp32", "batch_size": 2, "failed": "out of memory",
@@ -149,7 +149,7 @@ def test_every_row_of_every_bench_has_the_same_keys(make_speed_bench: Make) -> N
     rows = [
         row("tformer", "bf16", 4800, cost={**ROWS[0].cost, "memory": {"total_bytes": 3}}),
         row("tformer", "bf16", 4800, memory={"peak_rss_bytes": 5, "peak_gpu_bytes": 7}),
-        Row(Entry("transformers", "fp32"), 2, failed="out of memory"),
+        Measurement(ContenderSpec("transformers", "fp32"), 2, failed="out of memory"),
     ]
     found = entries(make_speed_bench(), rows)
     assert len({frozenset(one) for one in found}) == 1

@@ -11,18 +11,18 @@ import pytest
 
 from tformer.bench import speed
 from tformer.bench.options import (
-    GenerateOptions,
+    BenchGenerateOptions,
+    BenchTrainOptions,
+    BenchTranslateOptions,
     ModelOptions,
     SpeedOptions,
-    TrainOptions,
-    TranslateOptions,
 )
-from tformer.bench.speed import CHARACTERS, Entry, Row, SpeedBench, resolve, run_speed
-from tformer.bench.workloads.decoding import Generation
+from tformer.bench.speed import CHARACTERS, ContenderSpec, Measurement, SpeedBench, resolve, run_speed
+from tformer.bench.workloads.decoding import GenerationWorkload
 from tformer.support.errors import InputError
 
 OPTIONS: dict[str, type[SpeedOptions]] = {
-    options.work: options for options in (TrainOptions, GenerateOptions, TranslateOptions)
+    options.work: options for options in (BenchTrainOptions, BenchGenerateOptions, BenchTranslateOptions)
 }
 CHAR = ModelOptions(arch="gpt", preset="char")
 FP32: dict[str, Any] = {"precision": "fp32", "device": "cpu"}
@@ -37,15 +37,15 @@ def test_the_shapes_that_the_issue_names() -> None:
     baby = settled().recipe.model
     assert baby.decoder is not None and (baby.decoder.num_layers, baby.d_model, baby.vocab_size) == (6, 384, CHARACTERS)
     assert settled().length == 256 and settled().batch_sizes == (16,)
-    bench, notes = resolve(TrainOptions(model=ModelOptions(arch="gpt", preset="small"), length=512, **FP32))
+    bench, notes = resolve(BenchTrainOptions(model=ModelOptions(arch="gpt", preset="small"), length=512, **FP32))
     assert bench.recipe.model.vocab_size == 50257 and bench.length == 512
     assert notes[-1] == "model: gpt/small, 124,439,808 parameters"
 
 
 def test_an_assumed_vocabulary_is_said() -> None:
-    _, notes = resolve(TrainOptions(model=CHAR, **FP32))
+    _, notes = resolve(BenchTrainOptions(model=CHAR, **FP32))
     assert notes[0].startswith("vocabulary: 65 tokens")
-    _, notes = resolve(TrainOptions(model=CHAR, **FP32, sets=("model.vocab_size=96",)))
+    _, notes = resolve(BenchTrainOptions(model=CHAR, **FP32, sets=("model.vocab_size=96",)))
     assert len(notes) == 1
 
 
@@ -53,7 +53,7 @@ def test_an_assumed_vocabulary_is_said() -> None:
 def test_a_row_for_each_format_all_made_by_the_workload() -> None:
     bench = settled("generate", quantize="none,int8", new_tokens=4)
     assert [entry.label for entry in bench.entries] == ["tformer fp32", "tformer int8"]
-    assert bench.workload is Generation and len({entry.maker for entry in bench.entries}) == 1
+    assert bench.workload is GenerationWorkload and len({entry.maker for entry in bench.entries}) == 1
 
 
 @pytest.mark.parametrize("int8", [False], indirect=True)
@@ -103,7 +103,11 @@ def test_a_config_file(tiny_recipe: Path) -> None:
 
 
 Make = Callable[..., SpeedBench]
-OURS, PLAIN, HALF = Entry("tformer", "bf16"), Entry("transformers", "fp32"), Entry("transformers", "bf16")
+OURS, PLAIN, HALF = (
+    ContenderSpec("tformer", "bf16"),
+    ContenderSpec("transformers", "fp32"),
+    ContenderSpec("transformers", "bf16"),
+)
 
 
 LIMITS = {"ceilings": {"bytes_per_second": 1.0}, "costs": [None, {"flops": 2.0}, None]}
@@ -114,7 +118,7 @@ TIMED = {"seconds": 0.5, "minimum": 0.4, "spread": 0.1, "repeats": 3, "tokens": 
 def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[Any, ...]]]:
     """`asked(limits, row)`: what is measured, in order; `row(entry)` answers in the place of processes."""
 
-    def use(limits: dict[str, Any], row: Callable[[Entry], dict[str, Any]]) -> list[tuple[Any, ...]]:
+    def use(limits: dict[str, Any], row: Callable[[ContenderSpec], dict[str, Any]]) -> list[tuple[Any, ...]]:
         calls: list[tuple[Any, ...]] = []
 
         def run(measurement: str, given: Mapping[str, Any], **_: Any) -> dict[str, Any]:
@@ -125,7 +129,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[Any, ...]
             return {**limits, "costs": limits["costs"][:count]}
 
         def race(measurement: str, contenders: Sequence[Mapping[str, Any]], **rules: Any) -> list[Any]:
-            entries = [Entry(*one["entry"]) for one in contenders]
+            entries = [ContenderSpec(*one["entry"]) for one in contenders]
             calls.append((contenders[0]["batch_size"], *entries))
             assert measurement == "tformer.bench.speed:start_contender"
             assert (rules["repeats"], rules["max_seconds"]) == (10, 600.0)
@@ -138,7 +142,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[Any, ...]
     return use
 
 
-def run(bench: SpeedBench) -> list[Row]:
+def run(bench: SpeedBench) -> list[Measurement]:
     return run_speed(bench, on_row=lambda _: None, should_stop=lambda: False)
 
 
@@ -161,7 +165,7 @@ def test_what_fails_is_said_and_the_rest_goes_on(make_speed_bench: Make, asked: 
 
 def test_without_ceilings_nothing_is_timed(make_speed_bench: Make, asked: Any) -> None:
     calls = asked({"failed": "over 3 s"}, lambda _: TIMED)
-    assert run(make_speed_bench(entries=(OURS,))) == [Row(OURS, 2, 8, failed="over 3 s (ceilings)")]
+    assert run(make_speed_bench(entries=(OURS,))) == [Measurement(OURS, 2, 8, failed="over 3 s (ceilings)")]
     assert calls == [(2, "measure_limits")]
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tformer.bench.speed import WORKS
-from tformer.bench.workloads import SEED, Task
+from tformer.bench.workloads import SEED, BenchTask
 from tformer.bench.workloads import decoding as inference
-from tformer.bench.workloads.decoding import Translation, parameters_by_side, sources_of
+from tformer.bench.workloads.decoding import TranslationWorkload, parameters_by_side, sources_of
 from tformer.build import build_model, count_parameters
 from tformer.decoding.buckets import CompiledDecoder
 from tformer.decoding.compilation import compile_decoding
@@ -37,20 +37,20 @@ model: {d_model: 16, max_seq_len: 32, vocab_size: 40, encoder: {num_layers: 1, n
         decoder: {num_layers: 1, num_heads: 2, feedforward: {d_ff: 32}}}
 objectives: [{kind: seq2seq}]
 """
-Make = Callable[..., Task]
+Make = Callable[..., BenchTask]
 
 
 @pytest.fixture
 def make_task() -> Make:
-    def make(work: str, recipe: str = GPT, **changes: Any) -> Task:
+    def make(work: str, recipe: str = GPT, **changes: Any) -> BenchTask:
         values: dict[str, Any] = {"batch_size": 2, "length": 8, "precision": "fp32", "device": torch.device("cpu")}
         parsed = recipe_from_yaml("schema: 1\n" + recipe, name="test")
-        return Task(work, parsed, **{**values, **changes})
+        return BenchTask(work, parsed, **{**values, **changes})
 
     return make
 
 
-def prepared(task: Task, precision: str = "fp32") -> Any:
+def prepared(task: BenchTask, precision: str = "fp32") -> Any:
     contender = WORKS[task.work](task, precision)
     contender.prepare()
     return contender
@@ -174,26 +174,26 @@ SETS += [f"model.{side}.{key}={value}" for side in ("encoder", "decoder") for ke
 
 
 @pytest.fixture(scope="module")
-def translation() -> Task:
+def translation() -> BenchTask:
     recipe = load_recipe(arch="transformer", preset="base", sets=SETS, flags={}).recipe
     options = {"beam_size": 2, "new_tokens": 5, "sentences": 3}
-    return Task("translate", recipe, 2, 4, "fp32", torch.device("cpu"), options=options)
+    return BenchTask("translate", recipe, 2, 4, "fp32", torch.device("cpu"), options=options)
 
 
-def test_a_round_has_whole_batches_of_the_same_sources(translation: Task) -> None:
+def test_a_round_has_whole_batches_of_the_same_sources(translation: BenchTask) -> None:
     sources = sources_of(translation)
     assert [[len(source) for source in batch] for batch in sources] == [[4, 4], [4, 4]]
     together = sources_of(replace(translation, batch_size=4))
     assert together[0] == sources[0] + sources[1]
 
 
-def test_we_write_every_token(translation: Task) -> None:
-    contender = Translation(translation, "fp32")
+def test_we_write_every_token(translation: BenchTask) -> None:
+    contender = TranslationWorkload(translation, "fp32")
     contender.prepare()
     assert contender.run() == 4 * 5
 
 
-def test_every_matrix_belongs_to_one_side(translation: Task) -> None:
+def test_every_matrix_belongs_to_one_side(translation: BenchTask) -> None:
     model = build_model(translation.recipe.model, device="meta")
     by_source, by_target = parameters_by_side(model)
     d, d_ff, vocabulary = 16, 24, 60
@@ -203,19 +203,19 @@ def test_every_matrix_belongs_to_one_side(translation: Task) -> None:
     assert by_source + by_target == sum(count for name, count in matrices.items() if "positions" not in name)
 
 
-def test_cost_counts_steps_and_bytes_by_format(translation: Task) -> None:
-    full, half = Translation.cost(translation, "fp32"), Translation.cost(translation, "bf16")
+def test_cost_counts_steps_and_bytes_by_format(translation: BenchTask) -> None:
+    full, half = TranslationWorkload.cost(translation, "fp32"), TranslationWorkload.cost(translation, "bf16")
     assert (full.steps, full.examples) == (2 * 5, 4)
     assert half.bytes_read == full.bytes_read / 2 and half.flops == full.flops > 0
-    assert Translation.cost(translation, "int8_bf16").bytes_read < half.bytes_read
+    assert TranslationWorkload.cost(translation, "int8_bf16").bytes_read < half.bytes_read
 
 
-def test_cost_of_translation(translation: Task) -> None:
+def test_cost_of_translation(translation: BenchTask) -> None:
     """Two batches of two sources of 4 tokens, beams of 2, 5 steps; one layer of 16 values, MLPs of 24, 60 words."""
     source, target = 4 * 16 * 16 + 2 * 16 * 24 + 2 * 16 * 16, 4 * 16 * 16 + 2 * 16 * 16 + 2 * 16 * 24 + 60 * 16
     passes = 4 * (1 + 2 * 4)  # the first step has one hypothesis for each source
     attention = 4 * 16 * (4 * 4 * 4 + passes * (4 + 5 / 2))  # a step has the keys of 4 + 2.5
-    cost = Translation.cost(translation, "fp32")
+    cost = TranslationWorkload.cost(translation, "fp32")
     assert cost.flops == 2 * (4 * 4 * source + passes * target) + attention
     cached = 2 * 2 * 16 * (4 + 2 * 5 / 2)  # keys and values of 2 sources, and of half of their hypotheses
     assert cost.bytes_read == 4 * (2 * source + 10 * target + 10 * cached)
@@ -225,12 +225,12 @@ def test_cost_of_translation(translation: Task) -> None:
     ("options", "told"),
     [({"new_tokens": 33}, "--new-tokens: found 33"), ({"beam_size": 61}, "--beam-size: found 61")],
 )
-def test_sizes_that_do_not_fit_are_refused(translation: Task, options: dict[str, Any], told: str) -> None:
+def test_sizes_that_do_not_fit_are_refused(translation: BenchTask, options: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
-        Translation.check(replace(translation, options={**translation.options, **options}))
+        TranslationWorkload.check(replace(translation, options={**translation.options, **options}))
 
 
-def test_a_decoder_alone_does_not_translate(translation: Task) -> None:
+def test_a_decoder_alone_does_not_translate(translation: BenchTask) -> None:
     recipe = load_recipe(arch="gpt", preset="tiny", sets=[], flags={}).recipe
     with pytest.raises(InputError, match="not an encoder-decoder"):
-        Translation.check(replace(translation, recipe=recipe))
+        TranslationWorkload.check(replace(translation, recipe=recipe))

@@ -15,7 +15,7 @@ from datetime import date
 from pathlib import Path
 
 from tests.benchmarks.race import FAIRNESS, prepare
-from tformer.bench.report import Table, best_rows, bullets, markdown, peak_bytes, ratios
+from tformer.bench.report import ReportTable, best_rows, bullets, markdown, peak_bytes, ratios
 from tformer.cli.process import StopFlag
 from tformer.support import __version__
 from tformer.support.device import resolve_device
@@ -95,7 +95,7 @@ def main() -> None:
                 if row.is_ours
             ]
     headings = ("", "tokens/s", "share of peak", "peak memory", "times as fast as")
-    best_of_each = markdown(Table("The best batch size of each:", headings, tuple(summary)))
+    best_of_each = markdown(ReportTable("The best batch size of each:", headings, tuple(summary)))
     head = f"# Speed of tformer {__version__}\n\n{date.today().isoformat()}. Machine: {line}.\n\n{FAIRNESS}"
     write_text(asked.out, "\n\n".join([head, best_of_each, *sections]) + "\n")
     print(asked.out)

@@ -33,7 +33,7 @@ from tests.benchmarks.transformers_peer import ATTENTION_FUNCTIONS, Attention
 from tformer.bench.machine import environment_line
 from tformer.bench.options import whole_numbers, words_of
 from tformer.bench.processes import OUT_OF_MEMORY, TOO_LONG, RacedRow, race
-from tformer.bench.report import Table, markdown
+from tformer.bench.report import ReportTable, markdown
 from tformer.bench.workloads import SEED, Contender, synchronize
 from tformer.cli.process import StopFlag
 from tformer.nn.attention import (
@@ -51,7 +51,7 @@ from tformer.support.errors import InputError, TformerError
 from tformer.support.files import make_folders, write_file, write_text
 from tformer.support.formatting import binary_bytes, json_text, ratio, short_seconds
 from tformer.viz.figure import draw_panels
-from tformer.viz.plot.series import Panel, make_series
+from tformer.viz.plot.series import MetricPanel, make_series
 
 FULL, DENSE_MASKED = "full", "dense-masked"
 """The references: full attention as the model computes it, and with a T x T mask."""
@@ -285,13 +285,13 @@ def crossover(costs: Mapping[int, float], reference: Mapping[int, float]) -> str
     return f"from about {float(f'{at:.2g}'):,.0f}"
 
 
-def tables(bench: AttentionBench, cells: Sequence[Cell]) -> list[Table]:
+def tables(bench: AttentionBench, cells: Sequence[Cell]) -> list[ReportTable]:
     """Time, memory, and their growth."""
     headings = ("kind", *(f"{length:,}" for length in bench.lengths))
 
-    def table(title: str, show: Callable[[Cell], str]) -> Table:
+    def table(title: str, show: Callable[[Cell], str]) -> ReportTable:
         shown = ((kind, *(c.failed or show(c) for c in cells if c.kind == kind)) for kind in bench.kinds)
-        return Table(title, headings, tuple(shown))
+        return ReportTable(title, headings, tuple(shown))
 
     return [
         table("Time of forward and backward, median", lambda cell: short_seconds(cell.seconds)),
@@ -304,7 +304,7 @@ def measured(cells: Sequence[Cell], kind: str) -> dict[int, Cell]:
     return {cell.length: cell for cell in cells if cell.kind == kind and cell.failed is None}
 
 
-def _growth(bench: AttentionBench, cells: Sequence[Cell]) -> Table:
+def _growth(bench: AttentionBench, cells: Sequence[Cell]) -> ReportTable:
     longest = bench.lengths[-1]
     full, masked = measured(cells, FULL), measured(cells, DENSE_MASKED)
 
@@ -333,7 +333,7 @@ def _growth(bench: AttentionBench, cells: Sequence[Cell]) -> Table:
         )
     headings = ("kind", "slope of time", "slope of memory", "faster than full", f"speed at {longest:,}: full = 1 x")
     headings = (*headings, f"memory at {longest:,}: {DENSE_MASKED} = 1 x")
-    return Table("Growth with length T, as an exponent: cost ~ T^slope", headings, tuple(rows))
+    return ReportTable("Growth with length T, as an exponent: cost ~ T^slope", headings, tuple(rows))
 
 
 def write_report(bench: AttentionBench, cells: Sequence[Cell], out: Path, *, text: str) -> None:
@@ -352,7 +352,12 @@ def write_report(bench: AttentionBench, cells: Sequence[Cell], out: Path, *, tex
         ]
         if any((curve.y > 0).any() for curve in curves):
             picture = draw_panels(
-                [Panel(label, curves)], "svg", title=f"Attention: {name}", x_label="length", log_x=True, log_y=True
+                [MetricPanel(label, curves)],
+                "svg",
+                title=f"Attention: {name}",
+                x_label="length",
+                log_x=True,
+                log_y=True,
             )
             write_file(out / f"{name}.svg", [picture])
 

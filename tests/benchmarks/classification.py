@@ -17,7 +17,7 @@ import numpy as np
 from torch import nn
 
 from tformer.bench.options import WORK, SpeedOptions
-from tformer.bench.workloads import SEED, Cost, Task, Workload, synchronize
+from tformer.bench.workloads import SEED, BenchTask, Cost, Workload, synchronize
 from tformer.bench.workloads.decoding import WEIGHT_BYTES, inference_model, matrix_parameters
 from tformer.bench.workloads.train import objective_context, random_ids
 from tformer.cost.flops import module_flops, product_shape
@@ -49,7 +49,7 @@ class ClassifyOptions(SpeedOptions):
 class Texts:
     """Random texts as samples of classification; the drawn ids stand for [CLS] and [SEP] too."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: BenchTask) -> None:
         count, rng = task.options["texts"], np.random.default_rng(SEED)
         drawn = np.exp(rng.normal(math.log(MEDIAN_LENGTH), LOG_DEVIATION, count))
         self.seq_len = task.length
@@ -77,14 +77,14 @@ class Classification(Workload):
         return min(LONGEST, recipe.seq_len)
 
     @staticmethod
-    def check(task: Task) -> None:
+    def check(task: BenchTask) -> None:
         if not any(head.kind == HEAD for head in task.recipe.model.heads):
             raise InputError(
                 f"classify: {task.recipe.arch} has no classification head", hint="use --arch bert --preset classify"
             )
 
     @staticmethod
-    def cost(task: Task, precision: str) -> Cost:
+    def cost(task: BenchTask, precision: str) -> Cost:
         """Real tokens only, and one vector per text in the head; every batch of ours reads all matrices."""
         texts, model = Texts(task), task.model()
         batches = sum(1 for _ in length_sorted_batches(texts, batch_tokens=default_batch_tokens(task.device)))
@@ -99,7 +99,7 @@ class Classification(Workload):
         )
 
     @staticmethod
-    def product(task: Task) -> tuple[int, int, int]:
+    def product(task: BenchTask) -> tuple[int, int, int]:
         """The feed-forward product of one of our batches."""
         return (default_batch_tokens(task.device), *product_shape(task.recipe, task.length)[1:])
 

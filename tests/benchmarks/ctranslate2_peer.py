@@ -13,7 +13,7 @@ import torch
 
 from tests.benchmarks.memory import PeakMemory
 from tests.benchmarks.transformers_peer import marian
-from tformer.bench.workloads import SEED, Contender, Task
+from tformer.bench.workloads import SEED, BenchTask, Contender
 from tformer.bench.workloads.decoding import sources_of
 from tformer.bench.workloads.train import SPECIAL
 
@@ -68,7 +68,7 @@ class Translation(Contender):
         return sum(len(result.hypotheses[0]) for result in found)
 
 
-def convert(task: Task, folder: Path) -> Path:
+def convert(task: BenchTask, folder: Path) -> Path:
     """Write a Marian model of the task's sizes by CTranslate2's converter and return its folder; tokens are numbers."""
     from ctranslate2.converters.transformers import MarianMTLoader
 

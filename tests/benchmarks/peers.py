@@ -12,7 +12,7 @@ from importlib import metadata
 
 import torch
 
-from tformer.bench.speed import Entry
+from tformer.bench.speed import ContenderSpec
 from tformer.bench.worker import named
 from tformer.support.errors import InputError
 
@@ -59,7 +59,7 @@ PEERS: dict[tuple[str, str], Peer] = {
 }
 
 
-def choose_peers(work: str, name: str, precisions: Sequence[str] | None, device: torch.device) -> list[Entry]:
+def choose_peers(work: str, name: str, precisions: Sequence[str] | None, device: torch.device) -> list[ContenderSpec]:
     """The contenders of a library. Raises InputError for one that cannot do the work or is not installed."""
     if (work, name) not in PEERS:
         known = ", ".join(library for other, library in PEERS if other == work)
@@ -72,4 +72,4 @@ def choose_peers(work: str, name: str, precisions: Sequence[str] | None, device:
     chosen = [precision for precision in precisions or usable if precision in usable]
     if not chosen:
         raise InputError(f"--peer-precision: {name} has {', '.join(usable)} for {work}")
-    return [Entry(name, precision, peer.entry_point) for precision in chosen]
+    return [ContenderSpec(name, precision, peer.entry_point) for precision in chosen]

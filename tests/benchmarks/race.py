@@ -24,9 +24,9 @@ import typer
 from tests.benchmarks.classification import CLASSIFIER, Classification, ClassifyOptions
 from tests.benchmarks.peers import PEERS, choose_peers
 from tformer.bench.machine import environment_line
-from tformer.bench.options import GenerateOptions, SpeedOptions, TrainOptions, TranslateOptions, words_of
+from tformer.bench.options import BenchGenerateOptions, BenchTrainOptions, BenchTranslateOptions, SpeedOptions, words_of
 from tformer.bench.report import document, report, row_line
-from tformer.bench.speed import Row, SpeedBench, resolve, run_speed
+from tformer.bench.speed import Measurement, SpeedBench, resolve, run_speed
 from tformer.bench.workloads import OURS
 from tformer.checkpoint.logs import describe_environment
 from tformer.cli.command import OptionsCommand
@@ -41,7 +41,12 @@ FAIRNESS = (
     "its own process, in alternating rounds; times are medians. Memory is the peak of the whole process. Rows "
     "named `tformer compiled`, as for training on a GPU, use torch.compile; the other libraries run eagerly."
 )
-OPTIONS: tuple[type[SpeedOptions], ...] = (TrainOptions, GenerateOptions, TranslateOptions, ClassifyOptions)
+OPTIONS: tuple[type[SpeedOptions], ...] = (
+    BenchTrainOptions,
+    BenchGenerateOptions,
+    BenchTranslateOptions,
+    ClassifyOptions,
+)
 BESIDE = Panel("Compared with")
 
 
@@ -76,16 +81,16 @@ class Race:
         machine = environment_line(torch.device(self.bench.device), dtype=self.bench.precision)
         return ", ".join([machine, *(f"{name} {version}" for name, version in self.versions.items())])
 
-    def run(self, say: Callable[[str], None], should_stop: Callable[[], bool]) -> list[Row]:
+    def run(self, say: Callable[[str], None], should_stop: Callable[[], bool]) -> list[Measurement]:
         torch.set_num_threads(1)  # this process only waits
         # Of converted models, also those of a contender that was killed.
         with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, TMPDIR=folder):
             return run_speed(self.bench, on_row=lambda row: say(row_line(row)), should_stop=should_stop)
 
-    def markdown(self, rows: Sequence[Row]) -> str:
+    def markdown(self, rows: Sequence[Measurement]) -> str:
         return report(self.bench, rows, line=self.line, command=self.command)
 
-    def document(self, rows: Sequence[Row]) -> dict[str, Any]:
+    def document(self, rows: Sequence[Measurement]) -> dict[str, Any]:
         machine = describe_environment(device=self.bench.device, data_fingerprint=None)
         environment = {"line": self.line, "peers": self.versions, **machine}
         return {"command": self.command, "environment": environment, **document(self.bench, rows)}

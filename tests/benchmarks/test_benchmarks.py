@@ -14,8 +14,8 @@ import torch
 
 from tests.benchmarks import all_cases, attention, chart, classification, race
 from tests.benchmarks.attention import AttentionBench, Cell
-from tformer.bench.speed import Row, SpeedBench
-from tformer.bench.workloads import Task
+from tformer.bench.speed import Measurement, SpeedBench
+from tformer.bench.workloads import BenchTask
 from tformer.support.errors import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -26,11 +26,11 @@ RESULTS = (ROOT / "tformer/guide/results.md").read_text()
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of a made-up machine: ours twice as fast as other libraries."""
 
-    def run(bench: SpeedBench, *, on_row: Callable[[Row], None], **_: Any) -> list[Row]:
+    def run(bench: SpeedBench, *, on_row: Callable[[Measurement], None], **_: Any) -> list[Measurement]:
         cost = {"flops": 1e9, "bytes_read": 1e6, "steps": 10, "examples": 2, "memory": {}}
         memory = {"peak_rss_bytes": 2**30}
         rows = [
-            Row(
+            Measurement(
                 entry,
                 size,
                 seconds=1.0 if entry.name == "tformer" else 2.0,
@@ -158,7 +158,7 @@ def test_every_attention_kind_goes_forward_and_back(kind: str) -> None:
 
 def test_classification_reads_every_token() -> None:
     bench = race.prepare(["classify", "--preset", "tiny", "--texts", "20", "--batch-size", "4", *WORDS]).bench
-    task: Task = bench.task(4)
+    task: BenchTask = bench.task(4)
     ours = classification.Classification(task, "fp32")
     ours.prepare()
     assert ours.run() == classification.Texts(task).tokens

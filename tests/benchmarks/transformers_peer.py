@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tests.benchmarks.classification import Texts
-from tformer.bench.workloads import SEED, Contender, Task, synchronize
+from tformer.bench.workloads import SEED, BenchTask, Contender, synchronize
 from tformer.bench.workloads.decoding import sources_of
 from tformer.bench.workloads.train import NUM_BATCHES, SPECIAL, STEPS, WARM_UP_STEPS, random_ids
 from tformer.build import resolve_sizes
@@ -82,7 +82,7 @@ class Inference(Contender):
 
     name = "transformers"
 
-    def place(self, make: Callable[[Task], Any]) -> Any:
+    def place(self, make: Callable[[BenchTask], Any]) -> Any:
         torch.manual_seed(SEED)
         return make(self.task).to(self.device, DTYPES[self.precision]).eval()
 
@@ -182,7 +182,7 @@ class Attention(Mechanism):
         return out_BTHh.transpose(1, 2), None
 
 
-def gpt2(task: Task) -> Any:
+def gpt2(task: BenchTask) -> Any:
     """`GPT2LMHeadModel`. Raises InputError for a recipe with an encoder."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -209,7 +209,7 @@ def gpt2(task: Task) -> Any:
     return GPT2LMHeadModel(config)
 
 
-def bert(task: Task, class_name: str) -> Any:
+def bert(task: BenchTask, class_name: str) -> Any:
     """A BERT class of the library (two labels). Raises InputError for a recipe with a decoder."""
     import transformers
 
@@ -233,7 +233,7 @@ def bert(task: Task, class_name: str) -> Any:
     return getattr(transformers, class_name)(config)
 
 
-def marian(task: Task) -> Any:
+def marian(task: BenchTask) -> Any:
     """`MarianMTModel`: post-norm, sinusoids, one table of embeddings for both sides and the output."""
     from transformers import MarianConfig, MarianMTModel
 
@@ -263,7 +263,7 @@ def marian(task: Task) -> Any:
     return MarianMTModel(MarianConfig(**sizes))
 
 
-def _only_stack(task: Task, side: str, *, without: str) -> Stack:
+def _only_stack(task: BenchTask, side: str, *, without: str) -> Stack:
     """The recipe's only stack. Raises InputError where GPT-2 or BERT cannot have its sizes."""
     model = task.recipe.model
     stack: Stack | None = getattr(model, side)

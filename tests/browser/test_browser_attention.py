@@ -15,7 +15,7 @@ import pytest
 from tests.browser.waiting import until
 from tests.viz.attention_models import attention_of, random_attention, scene_of, signed_attention
 from tformer.viz.attention.page import render
-from tformer.viz.attention.weights import Attention, Changes, changed
+from tformer.viz.attention.weights import AttentionMaps, Changes, changed
 from tformer.viz.plots import colour_table
 
 HOSTILE = ["</script><script>window.hacked=1</script>", "<img src=x onerror=window.hacked=1>", "\u202eabc", "שלום",
@@ -27,7 +27,7 @@ OPENED: dict[str, Any] = {"view": "head", "scale": "global", "top_k": 3, "max_by
 def shown(open_text: Callable[..., Any]) -> Callable[..., Any]:
     """`shown(attention, ..., hash="")`: the page of these attentions, drawn."""
 
-    def show(*attentions: Attention, hash: str = "", changes: Changes = Changes(), **options: Any) -> Any:
+    def show(*attentions: AttentionMaps, hash: str = "", changes: Changes = Changes(), **options: Any) -> Any:
         page = open_text(render(scene_of(*attentions, changes=changes), **OPENED), hash, **options)
         page.wait_for_selector("html[data-ready]")
         return page
@@ -35,7 +35,7 @@ def shown(open_text: Callable[..., Any]) -> Callable[..., Any]:
     return show
 
 
-def one_hot() -> Attention:
+def one_hot() -> AttentionMaps:
     """Two layers of two heads over four tokens; head h of layer l looks (l + h) tokens ahead, round the end."""
     weights = np.zeros((2, 2, 4, 4))
     for layer, head, row in np.ndindex(2, 2, 4):

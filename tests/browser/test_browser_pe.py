@@ -12,17 +12,17 @@ import pytest
 
 from tests.browser.waiting import until
 from tformer.viz.pe.fixed import sinusoidal_table
-from tformer.viz.pe.learned import Table
+from tformer.viz.pe.learned import LearnedEncoding
 from tformer.viz.pe.page import explorer
-from tformer.viz.pe.settings import Settings
+from tformer.viz.pe.settings import EncodingSettings
 from tformer.viz.pe.views import VIEWS
 from tformer.viz.plots import colour_at
 
 READY = "document.body.dataset.ready === 'true'"
 DRAW = np.random.default_rng(0)
 TABLES = {
-    "learned": Table("learned", "a run", trained=False, weight=DRAW.normal(size=(40, 24))),
-    "t5_bias": Table("t5_bias", "a run", bias=DRAW.normal(size=(32, 3)), bidirectional=False),
+    "learned": LearnedEncoding("learned", "a run", trained=False, weight=DRAW.normal(size=(40, 24))),
+    "t5_bias": LearnedEncoding("t5_bias", "a run", bias=DRAW.normal(size=(32, 3)), bidirectional=False),
 }
 
 
@@ -30,7 +30,11 @@ TABLES = {
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder, made = tmp_path_factory.mktemp("pages"), {}
     for name, table in {"fixed": None, **TABLES}.items():
-        settings = Settings() if table is None else Settings(encoding=table.encoding, d_model=24, heads=3, clip=3)
+        settings = (
+            EncodingSettings()
+            if table is None
+            else EncodingSettings(encoding=table.encoding, d_model=24, heads=3, clip=3)
+        )
         made[name] = folder / f"{name}.html"
         text = explorer(settings, next(iter(VIEWS[settings.encoding])), table, command="tformer viz-pe")
         made[name].write_text(text, encoding="utf-8")
@@ -59,7 +63,7 @@ def test_javascript_and_python_agree(explore: Callable[..., Any]) -> None:
     assert int(report.get_attribute("data-count")) > 3000
     assert "fp32" in report.text_content()
     shown = opened.evaluate("[...tformer.pe.sinusoidal(300, 40, 123.5, 'fairseq').values]")
-    table = sinusoidal_table(Settings(d_model=40, base=123.5, layout="fairseq"), 300)
+    table = sinusoidal_table(EncodingSettings(d_model=40, base=123.5, layout="fairseq"), 300)
     assert np.abs(np.array(shown).reshape(300, 40) - table).max() < 1e-10
 
 
@@ -89,7 +93,7 @@ def test_every_view_of_every_kind_draws(dark: bool, explore: Callable[..., Any])
 @pytest.mark.slow
 def test_the_heat_map_has_the_colours_of_its_numbers(explore: Callable[..., Any]) -> None:
     opened = explore("view=heatmap&d_model=16&positions=20")
-    table = sinusoidal_table(Settings(d_model=16), 20)
+    table = sinusoidal_table(EncodingSettings(d_model=16), 20)
     for row, column in ((0, 0), (0, 1), (3, 4), (19, 15)):
         assert pixel(opened, row, column) == (*colour_at("RdBu_r", (table[row, column] + 1) / 2), 255)
     canvas = opened.locator("#panels canvas[role]")

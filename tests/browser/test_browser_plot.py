@@ -13,20 +13,20 @@ import pytest
 from tests.browser.waiting import until
 from tests.viz.plot_runs import train_record, write_run
 from tformer.viz.plot.page import render
-from tformer.viz.plot.series import Run, choose_metrics, read_runs, smooth_values
+from tformer.viz.plot.series import PlottedRun, choose_metrics, read_runs, smooth_values
 
 HOSTILE = "<img src=x onerror=alert(1)> שלום"
 LINES = "#panels [data-series]"
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> list[Run]:
+def runs(tmp_path: Path) -> list[PlottedRun]:
     other = [train_record(step, 5 - step / 40 + (step % 20) / 30) for step in range(10, 101, 10)]
     return read_runs([write_run(tmp_path / "first"), write_run(tmp_path / HOSTILE, other)])
 
 
 @pytest.fixture
-def opened(runs: list[Run], open_text: Callable[..., Any]) -> Callable[..., Any]:
+def opened(runs: list[PlottedRun], open_text: Callable[..., Any]) -> Callable[..., Any]:
     def open_(hash: str = "", *asked: str, smooth: float = 0.0, only: int = 2, **options: Any) -> Any:
         shown = runs[:only]
         choices = choose_metrics(shown, asked)
@@ -114,7 +114,9 @@ def test_the_url_restores_the_view(opened: Callable[..., Any]) -> None:
 
 
 @pytest.mark.slow
-def test_downloads_and_smoothing_equal_to_that_of_the_command(opened: Callable[..., Any], runs: list[Run]) -> None:
+def test_downloads_and_smoothing_equal_to_that_of_the_command(
+    opened: Callable[..., Any], runs: list[PlottedRun]
+) -> None:
     page = opened("smooth=0.7")
 
     def save(label: str) -> bytes:

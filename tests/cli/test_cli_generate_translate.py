@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tformer.cli.generate_run import Searches, Session
+from tformer.cli.generate_run import SearcherEngine, Session
 from tformer.cli.report import DataOutput
 from tformer.data.shards.template import single_template
 from tformer.data.sources.reading import Reading
@@ -206,7 +206,7 @@ def session(search, reader, tokenizer, *, written, stop=lambda: False, **options
     flag = SimpleNamespace(should_stop=stop, interrupted=lambda message: Interrupted(message, signal_number=2))
     searcher = Searcher(search, BeamSettings(), reader, (tokenizer, tokenizer), batch_size=2)
     given = GenerateOptions(**options)
-    return Session(Searches(searcher, given), given, flag, DataOutput(written.append, on_terminal=False))
+    return Session(SearcherEngine(searcher, given), given, flag, DataOutput(written.append, on_terminal=False))
 
 
 class Upper:

@@ -19,7 +19,7 @@ from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import save_checkpoint
 from tformer.inside.heads import HeadReport
 from tformer.viz.heads import MOST_CURVES, plots_of
-from tformer.viz.plots import Lines
+from tformer.viz.plots import LinePlot
 
 Cli = Callable[..., Any]
 LETTERS = "abcdefgh \t"
@@ -110,7 +110,7 @@ def test_a_page_has_the_curves_of_the_highest_heads() -> None:
         HeadReport(step, "x", {"decoder": {"previous": value}}, {}) for step, value in zip(steps, values, strict=True)
     ]
     [plot] = plots_of(reports)
-    assert isinstance(plot, Lines) and len(plot.lines) == MOST_CURVES and plot.lines[0].label == "L1H0"
+    assert isinstance(plot, LinePlot) and len(plot.lines) == MOST_CURVES and plot.lines[0].label == "L1H0"
     assert plot.caption.endswith("the 24 of 30 heads with the highest values")
 
 

@@ -45,13 +45,13 @@ def test_json_is_one_document(cli: Cli) -> None:
 @pytest.mark.parametrize("preset", ["gpt/small", "transformer/tiny", "vit/mnist", "electra/tiny", "gpt/gpt3-175b"])
 def test_everything_fits_into_a_terminal(preset: str, width: int) -> None:
     from tformer.workflows.inspect.report import report_on
-    from tformer.workflows.inspect.subject import Question, read_subject
+    from tformer.workflows.inspect.subject import InspectRequest, read_subject
     from tformer.workflows.inspect.trace import empty_inputs, trace_shapes
 
     arch, name = preset.split("/")
     depth = 2 if "175b" in name else None
     sets = ["model.decoder.num_layers=2"] if "175b" in name else []
-    subject = read_subject(Question(arch=arch, preset=name, sets=sets))
+    subject = read_subject(InspectRequest(arch=arch, preset=name, sets=sets))
     length = subject.source_length if arch == "vit" else 8
     lines = list(report_lines(report_on(subject), width=width, depth=depth))
     inputs = empty_inputs(subject.model, source_length=length, target_length=6)

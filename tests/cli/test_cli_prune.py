@@ -10,19 +10,19 @@ import pytest
 
 from tests.cli.conftest import RECIPE
 from tformer.cli.prune import report_lines
-from tformer.workflows.prune.plan import Plan
+from tformer.workflows.prune.plan import PrunePlan
 
 Cli = Callable[..., Any]
 
 
 def test_options_of_a_plan() -> None:
-    plan = Plan(keep=3, strategy="search", max_trials=7, heads="0.25")
+    plan = PrunePlan(keep=3, strategy="search", max_trials=7, heads="0.25")
     plan.check()
     assert plan.head_amount == 0.25 and plan.needs_data and plan.cuts_layers
-    named = Plan(drop_layers=" 1, 3")
+    named = PrunePlan(drop_layers=" 1, 3")
     named.check()
     assert named.dropped_layers == (1, 3) and not named.needs_data
-    assert Plan(heads="4", heads_per_layer="free").head_amount == 4
+    assert PrunePlan(heads="4", heads_per_layer="free").head_amount == 4
 
 
 @pytest.fixture

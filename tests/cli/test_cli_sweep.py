@@ -11,8 +11,8 @@ import pytest
 
 from tformer.cli import trainings as sweep_report
 from tformer.workflows.sweep.cells import Result
-from tformer.workflows.sweep.plan import Plan, Task
-from tformer.workflows.sweep.table import Table, make_table
+from tformer.workflows.sweep.plan import SweepPlan, SweepTask
+from tformer.workflows.sweep.table import SweepTable, make_table
 
 VARY = ("--vary", "model.*.norm.place=pre,post")
 
@@ -50,13 +50,13 @@ def test_seeds_and_steps_of_the_command_line_are_the_plans(
     assert len(cells) == 28 and all("training.max_steps=5" in cell["command"] for cell in cells)
 
 
-def table() -> Table:
-    task = Task(vary={"optimizer.lr": (0.1, 0.2), "model.heads": (["[bold]"],)})
+def table() -> SweepTable:
+    task = SweepTask(vary={"optimizer.lr": (0.1, 0.2), "model.heads": (["[bold]"],)})
     results = [
         Result(f"c{lr}", "sweep", {"lr": lr, "heads": "[bold]x[/]"}, 1, status="done", best=best, parameters=12345)
         for lr, best in (("0.1", 1.0), ("0.2", 2.0))
     ]
-    return make_table(Plan(tasks=(task,)), results)
+    return make_table(SweepPlan(tasks=(task,)), results)
 
 
 @pytest.mark.parametrize(("columns", "wide"), [(120, True), (20, False)])

@@ -31,7 +31,7 @@ from tformer.nn.heads import VocabularyHead
 from tformer.nn.linear import Linear
 from tformer.recipe.recipe import Recipe
 from tformer.support.shipped import list_presets
-from tformer.workflows.inspect.subject import Question, Subject, read_subject
+from tformer.workflows.inspect.subject import InspectedModel, InspectRequest, read_subject
 
 STACK = {"num_layers": 3, "num_heads": 4, "head_dim": 8, "feedforward": {"d_ff": 16}}
 
@@ -198,7 +198,7 @@ def test_a_head_counts_for_the_positions_that_it_is_asked_for(
 # --- against torch's counter -----------------------------------------------------------------------------------------
 
 
-def flops_of(subject: Subject) -> Flops:
+def flops_of(subject: InspectedModel) -> Flops:
     lengths = {"source_length": subject.source_length, "target_length": subject.target_length}
     return example_flops(subject.recipe, subject.model, subject.generator, **lengths)
 
@@ -211,13 +211,13 @@ IN_PLACE = {torch.ops.aten.baddbmm_: _sum_of_products}
 """The counter knows `baddbmm`, and not the same in place."""
 
 
-def counted(subject: Subject, *, training: bool) -> float:
+def counted(subject: InspectedModel, *, training: bool) -> float:
     """Of the model and the generator beside it, see `counted_of`."""
     models = [subject.model] if subject.generator is None else [subject.model, subject.generator]
     return sum(counted_of(subject, each, training=training) for each in models)
 
 
-def counted_of(subject: Subject, model: Transformer, *, training: bool) -> float:
+def counted_of(subject: InspectedModel, model: Transformer, *, training: bool) -> float:
     """By FlopCounterMode, on the meta device; attention by plain products, which the counter knows."""
     model, batch = model.train(training), 1
     inputs: dict[str, Any] = {"input_ids": torch.zeros(batch, subject.source_length, dtype=torch.long, device="meta")}
@@ -250,7 +250,7 @@ def counted_of(subject: Subject, model: Transformer, *, training: bool) -> float
 
 def require_agreement(preset: str, *, sets: Sequence[str] = ()) -> None:
     arch, name = preset.split("/")
-    subject = read_subject(Question(arch=arch, preset=name, sets=list(sets)))
+    subject = read_subject(InspectRequest(arch=arch, preset=name, sets=list(sets)))
     found = flops_of(subject)
     assert found.forward == pytest.approx(counted(subject, training=False), rel=0.01)
     assert found.training == pytest.approx(counted(subject, training=True), rel=0.01)
@@ -295,19 +295,21 @@ def test_heads_of_single_layers_shaw_and_kv_heads_count() -> None:
     sets = ["model.d_model=32", "model.max_seq_len=16", "model.decoder.num_layers=2", "model.decoder.num_heads=4",
             "model.decoder.head_dim=8", "model.decoder.positions={kind: shaw, clip: 4}",
             "model.decoder.layers={1: {num_heads: 2}}"]  # fmt: skip
-    subject = read_subject(Question(arch="gpt", preset="tiny", sets=sets))
+    subject = read_subject(InspectRequest(arch="gpt", preset="tiny", sets=sets))
     assert flops_of(subject).forward == pytest.approx(counted(subject, training=False), rel=0.01)
     assert flops_of(subject).training == pytest.approx(counted(subject, training=True), rel=0.01)
 
 
 def test_recomputing_layers_costs_another_forward() -> None:
-    plain = flops_of(read_subject(Question(arch="gpt", preset="tiny")))
-    again = flops_of(read_subject(Question(arch="gpt", preset="tiny", sets=["training.activation_checkpointing=true"])))
+    plain = flops_of(read_subject(InspectRequest(arch="gpt", preset="tiny")))
+    again = flops_of(
+        read_subject(InspectRequest(arch="gpt", preset="tiny", sets=["training.activation_checkpointing=true"]))
+    )
     assert plain.forward == again.forward and plain.training < again.training < plain.training * 4 / 3
 
 
 def test_the_generator_of_electra_counts() -> None:
-    subject = read_subject(Question(arch="electra", preset="tiny"))
+    subject = read_subject(InspectRequest(arch="electra", preset="tiny"))
     alone = sum(
         module_flops(subject.model, source_length=subject.source_length, target_length=subject.target_length).values()
     )

@@ -24,7 +24,7 @@ from tests.data.fakes import ByteTokenizer, FakeSpecial, Tokenized, entries, ids
 from tformer.data.shards import token_files
 from tformer.data.shards.corpus import token_corpus
 from tformer.data.shards.token_files import HEADER_BYTES, DamagedShardError, ShardHeader, token_dtype
-from tformer.data.sources.files import Piece
+from tformer.data.sources.files import DocumentChunk
 from tformer.data.sources.text import TextSource
 from tformer.support import files
 from tformer.support.device import default_cache_dir
@@ -40,10 +40,10 @@ class InMemory:
     def __init__(self, documents: list[str], size: int = 1000) -> None:
         self.texts, self.size = documents, size
 
-    def documents(self) -> Iterator[Piece]:
+    def documents(self) -> Iterator[DocumentChunk]:
         for text in self.texts:
             for start in range(0, len(text), self.size):
-                yield Piece(text[start : start + self.size], start + self.size >= len(text))
+                yield DocumentChunk(text[start : start + self.size], start + self.size >= len(text))
 
     def fingerprint(self) -> str:
         return hashlib.sha256(json.dumps(self.texts).encode()).hexdigest()

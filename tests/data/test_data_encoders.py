@@ -20,7 +20,7 @@ from tformer.data.shards.caches import clean_caches
 from tformer.data.shards.corpus import token_corpus
 from tformer.data.shards.encoders import encoded_batches
 from tformer.data.shards.entry_writer import read_record
-from tformer.data.sources.files import Piece
+from tformer.data.sources.files import DocumentChunk
 from tformer.support.errors import InputError, Interrupted, OutOfMemoryError, TformerError
 from tformer.tokenizer import TokenizerOptions, train_tokenizer
 from tformer.workers.work import Work
@@ -326,11 +326,11 @@ def test_workers_hold_a_few_batches_at_a_time() -> None:
     """The text is read no further than two batches for each worker ahead of what is written."""
     read = 0
 
-    def batches() -> Iterator[list[Piece]]:
+    def batches() -> Iterator[list[DocumentChunk]]:
         nonlocal read
         for number in range(40):
             read += 1
-            yield [Piece(f"text {number}", True)]
+            yield [DocumentChunk(f"text {number}", True)]
 
     found = encoded_batches(batches(), ByteTokenizer(), workers=2)  # type: ignore[arg-type]
     for number, (pieces, ids, lengths) in enumerate(found):
@@ -344,7 +344,7 @@ def test_a_system_without_room_for_a_process_is_one_message(monkeypatch: pytest.
 
     monkeypatch.setattr(os, "fork", fork)
     with pytest.raises(OutOfMemoryError, match="the system starts no further process: Resource temporarily"):
-        list(encoded_batches(iter([[Piece("text", True)]]), ByteTokenizer(), workers=2))  # type: ignore[arg-type]
+        list(encoded_batches(iter([[DocumentChunk("text", True)]]), ByteTokenizer(), workers=2))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("number", "bound"), [(0, "least 1,"), (-1, "least 1,"), (100_000, "most ")])

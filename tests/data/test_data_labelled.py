@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.data.fakes import Columns, Spec, pipe, refusal, write
 from tformer.data.sources import tables
-from tformer.data.sources.columns import Head, LabelledLayout
+from tformer.data.sources.columns import LabelledLayout, TableHead
 from tformer.data.sources.labelled import LabelIndex, LabelledSource, collect_labels, matching_names, open_labelled
 from tformer.data.sources.reading import Reading
 from tformer.data.sources.tables import LabelledRow
@@ -39,7 +39,7 @@ def test_columns_are_guessed_from_the_beginning_of_long_cells(
 ) -> None:
     """The rows from which columns are guessed take a bounded part of memory, and the rows that are read are whole."""
     monkeypatch.setattr(tables, "HEAD_CHARACTERS", 20)
-    heads: list[Head] = []
+    heads: list[TableHead] = []
     find = tables._head
     monkeypatch.setattr(tables, "_head", lambda *given: heads.append(find(*given)) or heads[-1])
     rows = [(str(n) + "x" * 100, ("no", "yes")[n % 2]) for n in range(4)]
@@ -430,7 +430,7 @@ def choose(
 ) -> Roles:
     layout = LabelledLayout(needs_label=needs_label, numeric_label=numeric_label)
     named = layout.named(Columns(**asked))  # type: ignore[arg-type]
-    head = Head("a.csv", None if names is None else tuple(names.split(",")), [row.split(",") for row in rows])
+    head = TableHead("a.csv", None if names is None else tuple(names.split(",")), [row.split(",") for row in rows])
     chosen = layout.choose(head, named)
     columns = [chosen.get(role, (None,))[0] for role in ("text", "text2", "label")]
     return Roles(*columns, guessed=bool(chosen.keys() - named.keys()))  # type: ignore[arg-type]

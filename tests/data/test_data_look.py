@@ -15,7 +15,7 @@ from tests.data import messy
 from tests.data.fakes import Spec, refusal, write
 from tformer.data import look as looking
 from tformer.data.look import look_at, look_at_text
-from tformer.data.sources.files import Piece
+from tformer.data.sources.files import DocumentChunk
 from tformer.data.sources.labelled import (
     LabelIndex,
     LabelledSource,
@@ -226,7 +226,7 @@ def test_nothing_is_said_of_clean_pairs_but_their_lengths() -> None:
 @given(st.lists(st.sampled_from(["", "a", "b c", " ", "long " * 9]), min_size=1, max_size=30), st.integers(1, 40))
 def test_lines_of_text_are_counted_however_it_is_cut(lines: list[str], size: int) -> None:
     text = "\n".join([*lines, "end"])
-    cut = [Piece(text[start : start + size], start + size >= len(text)) for start in range(0, len(text), size)]
+    cut = [DocumentChunk(text[start : start + size], start + size >= len(text)) for start in range(0, len(text), size)]
     found = look_at_text(cut, unit="words", count=lambda piece: piece.count("a")).figures
     assert (found["characters"], found["lines"], found["words"]) == (len(text), len(lines) + 1, text.count("a"))
     written = [line.strip() for line in lines if line.strip()]
@@ -236,7 +236,10 @@ def test_lines_of_text_are_counted_however_it_is_cut(lines: list[str], size: int
 
 def test_the_look_at_running_text_is_at_most_three_lines_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looking, "LONG_LINE", 5)
-    documents = [Piece("a\n\nlonger line\n", True), Piece("a", True)]  # of which the second begins a line
+    documents = [
+        DocumentChunk("a\n\nlonger line\n", True),
+        DocumentChunk("a", True),
+    ]  # of which the second begins a line
     look = look_at_text(documents, unit="tokens", count=len)
     assert look.lines == (
         "text: 16 characters in 4 lines, 16 tokens",

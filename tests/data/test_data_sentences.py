@@ -20,7 +20,7 @@ from tformer.data.batching.sentences import (
     sentences_of,
     split_sentences,
 )
-from tformer.data.sources.files import Piece
+from tformer.data.sources.files import DocumentChunk
 from tformer.support.errors import InputError, Interrupted
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 from tformer.workers.work import Work
@@ -72,7 +72,7 @@ def test_sentences_end_where_the_rules_say(line: str, expected: list[str]) -> No
 
 
 def test_lines_end_sentences_and_blank_lines_paragraphs() -> None:
-    found = list(sentences_of([Piece("one\ntwo. Three\n \nfour", True), Piece("\nfive", True)]))
+    found = list(sentences_of([DocumentChunk("one\ntwo. Three\n \nfour", True), DocumentChunk("\nfive", True)]))
     assert [sentence.text for sentence in found] == ["one", "two.", "Three", "four", "five"]
     assert [sentence.begins_paragraph for sentence in found] == [True, False, False, True, True]
     assert [sentence.begins_document for sentence in found] == [True, False, False, False, True]
@@ -80,8 +80,8 @@ def test_lines_end_sentences_and_blank_lines_paragraphs() -> None:
 
 @given(text=st.text(alphabet="ab. \n", max_size=60), cut=st.integers(0, 60))
 def test_how_pieces_arrive_makes_no_difference(text: str, cut: int) -> None:
-    whole = list(sentences_of([Piece(text, True)]))
-    assert list(sentences_of([Piece(text[:cut], False), Piece(text[cut:], True)])) == whole
+    whole = list(sentences_of([DocumentChunk(text, True)]))
+    assert list(sentences_of([DocumentChunk(text[:cut], False), DocumentChunk(text[cut:], True)])) == whole
     assert "".join("".join(sentence.text.split()) for sentence in whole) == "".join(text.split())
 
 
@@ -123,8 +123,8 @@ def test_sentences_without_tokens_are_left_out() -> None:
     class OneSource:
         name = "memory"
 
-        def documents(self) -> Iterable[Piece]:
-            return iter([Piece("x\nb\nc\n\nx\n\nd", True)])
+        def documents(self) -> Iterable[DocumentChunk]:
+            return iter([DocumentChunk("x\nb\nc\n\nx\n\nd", True)])
 
         def fingerprint(self) -> str:
             return ""

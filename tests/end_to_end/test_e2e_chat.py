@@ -24,8 +24,8 @@ import pytest
 import tformer
 from tests.random_runs import random_run
 from tests.training.pair_makers import metrics
-from tformer.cli.chat import Lines
-from tformer.decoding.chat import Conversation
+from tformer.cli.chat import WordWrapper
+from tformer.decoding.chat import ChatSession
 from tformer.decoding.options import GenerateOptions
 from tformer.decoding.writers import Sampler, load_models, make_writer
 from tformer.tokenizer.chat import ChatTemplate
@@ -228,7 +228,7 @@ def test_old_messages_are_forgotten_where_the_context_is_full(talk: Cli) -> None
     [loaded] = load_models(options := GenerateOptions(("assistant",), "", chat=True, system="s"))
     sampler = make_writer(options, [loaded], on_cut=lambda *_: None)
     assert isinstance(sampler, Sampler)
-    conversation = Conversation(sampler)
+    conversation = ChatSession(sampler)
     for _ in range(8):
         conversation.answer("say a")
     assert conversation.forgotten and conversation.messages[0]["content"] == "s" and len(conversation.messages) == 17
@@ -238,7 +238,7 @@ def test_an_answer_that_is_interrupted_is_kept_as_far_as_it_goes() -> None:
     [loaded] = load_models(options := GenerateOptions(("assistant",), "", chat=True))
     sampler = make_writer(options, [loaded], on_cut=lambda *_: None)
     assert isinstance(sampler, Sampler)
-    conversation = Conversation(sampler)
+    conversation = ChatSession(sampler)
     assert conversation.answer("say a", should_stop=lambda: True) == ""
     assert [message["content"] for message in conversation.messages] == ["say a", ""]
     assert conversation.answer("say a") == "a"
@@ -356,7 +356,7 @@ def test_long_answers_are_broken_between_words() -> None:
     for width in (10, 20, 40, 200):
         for size in (1, 3, len(text)):
             written: list[str] = []
-            lines = Lines(written.append, width)
+            lines = WordWrapper(written.append, width)
             for start in range(0, len(text), size):
                 lines.push(text[start : start + size])
             lines.push("\n")

@@ -14,7 +14,7 @@ from tests.interop.tiny_folders import bytes_tokenizer, write_folder
 from tformer.inside.heads import SELF, head_scores
 from tformer.inside.lens import read_lens
 from tformer.inside.logits import attribute_logits
-from tformer.inside.patching import Question, patch
+from tformer.inside.patching import PatchingExample, patch
 from tformer.workers.work import QUIET
 
 pytest.importorskip("transformer_lens")
@@ -123,7 +123,7 @@ def test_activation_patching(part: str, theirs: str, pair: tuple[Any, Any]) -> N
         logits, cache = bridge.run_with_cache(clean)
         ends = float(metric(logits)), float(metric(bridge(corrupted)))
         expected = getattr(oracle, f"get_act_patch_{theirs}")(bridge, corrupted, cache, metric)
-    question = Question({"input_ids": clean}, {"input_ids": corrupted}, -1, ANSWER, WRONG, "difference")
+    question = PatchingExample({"input_ids": clean}, {"input_ids": corrupted}, -1, ANSWER, WRONG, "difference")
     [found], *own = patch(run.model, question, [part], noising=False, only_estimate=False, work=QUIET)
     close(own, ends)
     assert found.exact is not None

@@ -18,7 +18,7 @@ from tformer.metrics.classification import accuracy, f1_binary, f1_macro, mcc
 from tformer.metrics.statistics import distinct_places, pearson, spearman
 from tformer.support.errors import InputError
 from tformer.viz.evaluation import MAX_POINTS, plots_of
-from tformer.viz.plots import Heat, Lines
+from tformer.viz.plots import Heat, LinePlot
 
 NAMES = ("cat", "dog", "fish")
 
@@ -224,7 +224,7 @@ def plotted(scored: Scored) -> tuple[dict[str, Any], list[Any]]:
 def test_the_plots_of_a_report_are_its_matrix_and_its_curves() -> None:
     report, (matrix, curves, calibrated) = plotted(made(3))
     assert isinstance(matrix, Heat) and matrix.values.tolist() == report["confusion"] and matrix.shows_numbers
-    assert isinstance(curves, Lines) and isinstance(calibrated, Lines)
+    assert isinstance(curves, LinePlot) and isinstance(calibrated, LinePlot)
     assert [line.label.partition(",")[0] for line in curves.lines] == list(NAMES)
     assert curves.lines[0].y.tolist() == report["curves"]["precision_recall"]["cat"]["precision"]
     assert calibrated.lines[0].y.tolist() == report["curves"]["calibration"]["accuracy"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tformer.evaluation import search
-from tformer.evaluation.search import Facts, VectorIndex, to_int8, write_texts, write_vectors
+from tformer.evaluation.search import VectorIndex, VectorOrigin, to_int8, write_texts, write_vectors
 from tformer.support.errors import InputError
 
 RNG = np.random.default_rng(0)
@@ -72,7 +72,7 @@ def test_a_written_index_is_mapped_and_has_its_texts(tmp_path: Path) -> None:
     write_texts(path, {"run": "r"}, texts)
     index = VectorIndex.open(path)
     assert isinstance(index.vectors_ND, np.memmap) and np.array_equal(index.vectors_ND, VECTORS)
-    assert list(index.texts or ()) == texts and index.facts == Facts(run="r")
+    assert list(index.texts or ()) == texts and index.facts == VectorOrigin(run="r")
 
 
 def test_an_input_that_changed_replaces_nothing(tmp_path: Path) -> None:

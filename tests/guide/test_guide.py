@@ -17,7 +17,7 @@ from tformer.guide import (
     FOLDER,
     LINK,
     TOPICS,
-    Section,
+    GuideSection,
     find,
     place_of,
     read_topic,
@@ -176,4 +176,4 @@ def test_the_guide_loads_no_torch() -> None:
 
 
 def test_a_section_is_the_text_of_its_heading() -> None:
-    assert Section("data", 2, "Early stopping on F1: what?", "").anchor == "early-stopping-on-f1-what"
+    assert GuideSection("data", 2, "Early stopping on F1: what?", "").anchor == "early-stopping-on-f1-what"

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from tests.inside.lens_models import RECIPES, head_of, loaded_of
-from tformer.inside.attribution import STEPS, AttributionReport, Subject, attribute
+from tformer.inside.attribution import STEPS, AttributionInputs, AttributionReport, attribute
 from tformer.inside.options import METHODS, AttributeOptions
 from tformer.loading import Loaded
 from tformer.support.errors import NotFiniteError
@@ -36,7 +36,7 @@ def scores_of(
     base = torch.zeros_like(real) if baseline is None else torch.tensor([baseline])
     count = real.shape[1]
     marks = torch.tensor(stays or [False] * count)
-    subject = Subject({"x": real}, {"x": base}, {"x": torch.arange(count).unsqueeze(1)}, marks)
+    subject = AttributionInputs({"x": real}, {"x": base}, {"x": torch.arange(count).unsqueeze(1)}, marks)
     found, values, base_values, _ = attribute(lambda at: f(at["x"]).unsqueeze(0), subject, METHODS, steps=steps)
     return {name: each[0] for name, each in found.items()} | {"change": values - base_values}
 
@@ -73,8 +73,8 @@ def test_the_sum_over_points_is_exact_for_polynomials(power: int, steps: int, ex
 
 def test_more_points_are_taken_where_the_first_miss_much() -> None:
     """A step of tanh near the baseline."""
-    subject = Subject({"x": torch.ones(1, 1, 1)}, {"x": torch.zeros(1, 1, 1)}, {"x": torch.zeros(1, 1).long()},
-                      torch.tensor([False]))  # fmt: skip
+    subject = AttributionInputs({"x": torch.ones(1, 1, 1)}, {"x": torch.zeros(1, 1, 1)},
+                                {"x": torch.zeros(1, 1).long()}, torch.tensor([False]))  # fmt: skip
     for slope, expected in ((1.0, STEPS[0]), (400.0, STEPS[1])):
         *_, points = attribute(lambda at, k=slope: (k * (at["x"] - 0.5)).tanh()[..., 0].T, subject, ["integrated"])  # type: ignore[misc]
         assert points == expected

@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.viz.attention_models import DECODER, ENCODER, IMAGES, SEQ2SEQ, load_of, with_attention
 from tformer.inside.answers import answer_text
 from tformer.inside.heads import (
-    Side,
+    StackTokens,
     attention_maps,
     copying,
     head_scores,
@@ -80,7 +80,7 @@ def test_counted_keys_are_the_patterns_of_the_head_detector(number: int, name: s
     for _ in range(20):
         ids = draw.integers(0, 4, 9).tolist()
         every = torch.ones(1, 9, dtype=torch.bool)
-        keys = keys_of(Side(torch.tensor([ids]), every, every), causal=causal)[number, 0].numpy()
+        keys = keys_of(StackTokens(torch.tensor([ids]), every, every), causal=causal)[number, 0].numpy()
         np.testing.assert_array_equal(keys, transformer_lens_pattern(ids, name, causal=causal))
 
 
@@ -90,12 +90,12 @@ def test_special_tokens_and_padding_and_other_documents_are_not_counted() -> Non
     documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]])
     special = torch.zeros(10, dtype=torch.bool).index_fill(0, torch.tensor([0]), True)
     inputs = {"input_ids": ids, "attention_mask": real}
-    previous, first, same, after = keys_of(Side.of(inputs, special), causal=True)[:, 0]
+    previous, first, same, after = keys_of(StackTokens.of(inputs, special), causal=True)[:, 0]
     assert first.nonzero().tolist() == [[q, 0] for q in range(1, 7)]
     assert previous.nonzero().tolist() == [[q, q - 1] for q in range(1, 7)]
     assert same.nonzero().tolist() == [[3, 1], [5, 1], [5, 3], [6, 2]]
     assert after.nonzero().tolist() == [[3, 2], [5, 2], [5, 4], [6, 3]]
-    alone = keys_of(Side.of(inputs | {"document_ids": documents}, special), causal=True)[2, 0]
+    alone = keys_of(StackTokens.of(inputs | {"document_ids": documents}, special), causal=True)[2, 0]
     assert alone.nonzero().tolist() == [[3, 1]]
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.inside.lens_models import RECIPES, head_of, inputs_of, length_of, loaded_of
-from tformer.inside.logits import Contributions, Part, attribute_logits
+from tformer.inside.logits import Contributions, LogitPart, attribute_logits
 from tformer.loading import Loaded
 from tformer.nn.norm import NORMS, NormOptions, build_norm
 
@@ -64,7 +64,7 @@ def test_every_part_has_its_name_once() -> None:
 
 
 def value_of(found: Contributions, *part: Any) -> np.ndarray:
-    return found.values[:, found.parts.index(Part(*part))]
+    return found.values[:, found.parts.index(LogitPart(*part))]
 
 
 @torch.no_grad()

@@ -14,8 +14,8 @@ from tests.viz.attention_models import DECODER, ENCODER, SEQ2SEQ, load_of
 from tformer.inside.patching import (
     METRICS,
     PARTS,
+    PatchingExample,
     PatchMap,
-    Question,
     Replaced,
     ablations,
     patch,
@@ -28,9 +28,9 @@ from tformer.workers.work import QUIET
 CLEAN, CORRUPTED = [5, 6, 7, 8, 9], [5, 10, 7, 11, 9]
 
 
-def question(metric: str = "difference", **more: Any) -> Question:
+def question(metric: str = "difference", **more: Any) -> PatchingExample:
     clean, corrupted = ({"input_ids": torch.tensor([ids])} for ids in (CLEAN, CORRUPTED))
-    return Question(clean, corrupted, -1, 12, 13, metric, **more)
+    return PatchingExample(clean, corrupted, -1, 12, 13, metric, **more)
 
 
 def logits(loaded: Loaded, ids: list[int], **replace: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def logits(loaded: Loaded, ids: list[int], **replace: Tensor) -> Tensor:
         ).logits[0, -1]
 
 
-def maps_of(loaded: Loaded, asked: Question, *parts: str, **options: Any) -> dict[tuple[str, str], PatchMap]:
+def maps_of(loaded: Loaded, asked: PatchingExample, *parts: str, **options: Any) -> dict[tuple[str, str], PatchMap]:
     chosen = {"noising": False, "only_estimate": False} | options
     found, *_ = patch(loaded.model, asked, parts or tuple(PARTS), work=QUIET, **chosen)
     return {(each.side, each.part): each for each in found}
@@ -112,7 +112,7 @@ def test_an_encoder_decoder_is_patched_in_both_stacks() -> None:
     loaded = load_of(SEQ2SEQ)
     start = {"decoder_input_ids": torch.tensor([[1, 9]])}
     clean, corrupted = ({"input_ids": torch.tensor([ids])} | start for ids in (CLEAN, CORRUPTED))
-    found = maps_of(loaded, Question(clean, corrupted, -1, 12, 13, "difference"))
+    found = maps_of(loaded, PatchingExample(clean, corrupted, -1, 12, 13, "difference"))
     assert {side for side, _ in found} == {"encoder", "decoder"}
     assert ("encoder", "cross") not in found and ("decoder", "cross_heads") in found
     shapes = {key: each.estimate.shape for key, each in found.items()}
@@ -123,10 +123,10 @@ def test_an_encoder_decoder_is_patched_in_both_stacks() -> None:
 def test_a_model_that_answers_at_a_mask_or_once() -> None:
     masked = load_of(ENCODER)
     clean, corrupted = ({"input_ids": torch.tensor([ids])} for ids in (CLEAN, CORRUPTED))
-    found = maps_of(masked, Question(clean, corrupted, 2, 12, 13, "difference"), "residual")
+    found = maps_of(masked, PatchingExample(clean, corrupted, 2, 12, 13, "difference"), "residual")
     assert found["encoder", "residual"].estimate.shape == (3, 5)
     classifier = load_of(ENCODER.replace("{kind: masked_lm}", "{kind: classifier}") + "data: {labels: [a, b]}\n")
-    found = maps_of(classifier, Question(clean, corrupted, None, 0, 1, "difference"), "heads")
+    found = maps_of(classifier, PatchingExample(clean, corrupted, None, 0, 1, "difference"), "heads")
     assert found["encoder", "heads"].estimate.shape == (3, 2)
 
 
@@ -137,12 +137,12 @@ def test_several_labels_have_their_own_probability_and_loss() -> None:
     with torch.inference_mode():
         right = loaded.model(**clean).logits[:, 1].double().sigmoid()
         for metric, expected in (("probability", right), ("loss", -right.log())):
-            asked = Question(clean, corrupted, None, 1, 0, metric, several=True)
+            asked = PatchingExample(clean, corrupted, None, 1, 0, metric, several=True)
             torch.testing.assert_close(asked.measure(loaded.model, clean).double(), expected, atol=1e-6, rtol=0)
 
 
 def test_prompts_with_the_same_metric_are_refused() -> None:
-    same = Question(question().clean, question().clean, -1, 12, 13, "difference")
+    same = PatchingExample(question().clean, question().clean, -1, 12, 13, "difference")
     with pytest.raises(InputError, match="there is nothing to restore"):
         maps_of(load_of(DECODER), same)
 

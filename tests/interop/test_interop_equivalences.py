@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.interop.parity import padding, tokens
 from tformer.build import build_model
-from tformer.interop.equivalences import Step, changed, step_for
+from tformer.interop.equivalences import Rewrite, changed, step_for
 from tformer.model import Transformer
 from tformer.recipe.model import Model
 
@@ -63,7 +63,7 @@ def assert_equal_logits(model: Model, *differences: tuple[str, Any, Any]) -> Mod
     changed_model, changed_weights = model, weights
     for path, ours, theirs in differences:
         step = step_for(changed_model, path, ours, theirs)
-        assert isinstance(step, Step), path
+        assert isinstance(step, Rewrite), path
         changed_model, changed_weights = step.apply(changed_model, changed_weights)
     assert all(weights[name] is before[name] for name in before), "the weights that were given stay as they are"
     first, second = loaded(model, weights), loaded(changed_model, changed_weights)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tests.interop.parity import assert_agree, assert_parity, padding, tokens
 from tformer.data.shards.corpus import Example
 from tformer.objectives.base import ObjectiveContext
-from tformer.objectives.labelled import Classification, ClassificationOptions
+from tformer.objectives.labelled import ClassificationOptions, SingleLabel
 from tformer.tokenizer.special import DecoderTokens, SpecialIds
 
 VOCABULARY, TARGET_VOCABULARY = 61, 43
@@ -193,7 +193,7 @@ def test_a_classifier_that_reads_the_decoder_at_the_last_end_of_sequence(tmp_pat
         assert_agree(model(**ours).logits.view(3, -1), reference(**theirs).logits)
     context = ObjectiveContext(SpecialIds(pad=1), seq_len=24, target=DecoderTokens(start=2, eos=2))
     texts = [Example(row[real.bool()].numpy()) for row, real in zip(source, mask, strict=True)]
-    made = Classification(ClassificationOptions(), context).collate(texts, rng=np.random.default_rng(0))
+    made = SingleLabel(ClassificationOptions(), context).collate(texts, rng=np.random.default_rng(0))
     with torch.no_grad():
         assert_agree(model(**made.model_inputs()).logits.view(3, -1), reference(**theirs).logits)
     assert foreign.model.heads[0].kind == ("regression" if num_labels == 1 else "classifier")

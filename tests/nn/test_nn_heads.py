@@ -24,7 +24,7 @@ from tformer.nn.classification_heads import (
     SpanHeadOptions,
     TokenClassifierHeadOptions,
 )
-from tformer.nn.heads import HEADS, LmHeadOptions, MaskedLmHeadOptions, Output
+from tformer.nn.heads import HEADS, LmHeadOptions, MaskedLmHeadOptions, ModelOutput
 from tformer.nn.losses import linear_cross_entropy
 from tformer.nn.norm import NormOptions
 from tformer.nn.products import Quantize, is_possible, prepare_product
@@ -213,14 +213,14 @@ def test_every_kind_has_a_row() -> None:
 SMALL_HEADS: dict[str, Any] = {"lm": LmHeadOptions(), "masked_lm": MaskedLmHeadOptions(transform=False)}
 
 
-def output(**options: Any) -> Output:
+def output(**options: Any) -> ModelOutput:
     torch.manual_seed(0)
     context = HeadContext(d_model=8, vocab_size=11, norm=NormOptions())
     heads = {name: head.build(context) for name, head in {**SMALL_HEADS, **options}.items()}
     for head in heads.values():
         for parameter in head.parameters():
             nn.init.normal_(parameter)
-    return Output(torch.randn(4, 16, 8), nn.ModuleDict(heads))
+    return ModelOutput(torch.randn(4, 16, 8), nn.ModuleDict(heads))
 
 
 def labels(share: float) -> Tensor:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tformer.nn import losses
 from tformer.nn.classification_heads import HeadContext
-from tformer.nn.heads import MaskedLmHeadOptions, Output, counted_places
+from tformer.nn.heads import MaskedLmHeadOptions, ModelOutput, counted_places
 from tformer.nn.losses import CrossEntropy, linear_cross_entropy
 from tformer.nn.norm import NormOptions
 
@@ -235,8 +235,8 @@ def test_compiled_loss_and_gradients_are_those_of_eager(dtype: torch.dtype) -> N
 
 
 def test_only_a_compiled_forward_asks_for_a_compiled_loss() -> None:
-    def forward(x: Tensor) -> Output:
-        return Output(x, nn.ModuleDict(), compiled=torch.compiler.is_compiling())
+    def forward(x: Tensor) -> ModelOutput:
+        return ModelOutput(x, nn.ModuleDict(), compiled=torch.compiler.is_compiling())
 
     assert not forward(torch.ones(2)).compiled
     assert torch.compile(forward, backend="eager", fullgraph=True)(torch.ones(2)).compiled
@@ -264,7 +264,7 @@ def test_a_masked_loss_on_a_gpu_needs_its_count_alone() -> None:
     """Without one it would have to ask the device, which fake tensors refuse."""
     with FakeTensorMode(), torch.no_grad(), torch.device("meta"):
         head = MaskedLmHeadOptions().build(HeadContext(d_model=8, vocab_size=30, norm=NormOptions()))
-        output = Output(torch.empty(2, 6, 8, device="meta"), nn.ModuleDict({"masked_lm": head}))
+        output = ModelOutput(torch.empty(2, 6, 8, device="meta"), nn.ModuleDict({"masked_lm": head}))
         labels = torch.empty(2, 6, device="meta", dtype=torch.long)
         assert output.loss_terms("masked_lm", labels, num_labels=3).loss.shape == ()
         places = torch.empty(2, 6, device="meta", dtype=torch.bool)

@@ -13,7 +13,7 @@ from tests.training.worlds import recipe_of
 from tformer.nn.own_rows import OwnRows
 from tformer.optim.shards import rows_of
 from tformer.recipe.recipe import Recipe
-from tformer.training.assemble import Models, make_models
+from tformer.training.assemble import TrainedModels, make_models
 
 CPU, FP32 = torch.device("cpu"), torch.float32
 VARIANTS = {
@@ -29,7 +29,7 @@ VARIANTS = {
 RECIPES = {preset: (preset, {}) for preset in PRESETS} | VARIANTS
 
 
-def made_by(recipe: Recipe, rank: int, size: int) -> tuple[Models, dict[str, torch.Tensor]]:
+def made_by(recipe: Recipe, rank: int, size: int) -> tuple[TrainedModels, dict[str, torch.Tensor]]:
     """The models as process `rank` of `size` makes them, and its rows."""
     rows = OwnRows(partial(rows_of, rank=rank, size=size))
     models = make_models(recipe, CPU, dtype=FP32, rows=rows)

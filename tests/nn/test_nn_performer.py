@@ -22,7 +22,7 @@ from tformer.nn.attention.performer import (
     draw_directions,
     mixed_seed,
 )
-from tformer.nn.structured_dropout import Step
+from tformer.nn.structured_dropout import TrainingStep
 
 
 def squared_error(features: int, *, draws: int, std: float) -> float:
@@ -100,8 +100,8 @@ def test_documents_cannot_be_kept_apart() -> None:
 # New draws of the table
 
 
-def step(number: int, seed: int = 7) -> Step:
-    return Step(number=number, max_steps=100, warmup_steps=0, seed=seed + number)
+def step(number: int, seed: int = 7) -> TrainingStep:
+    return TrainingStep(number=number, max_steps=100, warmup_steps=0, seed=seed + number)
 
 
 def test_the_table_is_redrawn_every_so_many_steps_and_only_then() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tformer.nn import soft_targets
 from tformer.nn.soft_targets import (
-    Projection,
+    LogitProjection,
     linear_divergence,
     soft_binary_cross_entropy,
     soft_cross_entropy,
@@ -22,23 +22,23 @@ N, D, E, V = 23, 6, 8, 40
 
 def projections(
     *, softcap: float | None = None, bias: bool = True, rows: tuple[int, int] = (V, V)
-) -> tuple[Projection, Projection]:
+) -> tuple[LogitProjection, LogitProjection]:
     torch.manual_seed(0)
     sides = []
     for size, classes in zip((D, E), rows, strict=True):
         tensors = [torch.randn(N, size), torch.randn(classes, size), torch.randn(classes)]
         features, matrix, offset = (tensor.double().requires_grad_(size == D) for tensor in tensors)
-        sides.append(Projection(features, matrix, offset if bias else None, softcap))
+        sides.append(LogitProjection(features, matrix, offset if bias else None, softcap))
     return sides[0], sides[1]
 
 
-def logits(projection: Projection, classes: int = V) -> Tensor:
+def logits(projection: LogitProjection, classes: int = V) -> Tensor:
     z = projection.features @ projection.matrix[:classes].T
     z = z if projection.bias is None else z + projection.bias[:classes]
     return z if projection.softcap is None else projection.softcap * torch.tanh(z / projection.softcap)
 
 
-def gradients(value: Tensor, projection: Projection) -> list[Tensor]:
+def gradients(value: Tensor, projection: LogitProjection) -> list[Tensor]:
     inputs = [tensor for tensor in projection[:3] if isinstance(tensor, Tensor)]
     return list(torch.autograd.grad(value, inputs, retain_graph=True))
 
@@ -102,7 +102,7 @@ def test_it_is_zero_for_equal_models_and_else_positive(temperature: float, seed:
 def test_a_one_hot_teacher_at_temperature_1_is_the_cross_entropy() -> None:
     labels = torch.randint(V, (N,), generator=torch.Generator().manual_seed(0))
     student, _ = projections()
-    sure = Projection(F.one_hot(labels, V).double() * 200, torch.eye(V, dtype=torch.float64))
+    sure = LogitProjection(F.one_hot(labels, V).double() * 200, torch.eye(V, dtype=torch.float64))
     soft = linear_divergence(student, sure, temperature=1.0)
     hard = F.cross_entropy(logits(student), labels, reduction="sum")
     torch.testing.assert_close(soft, hard)
@@ -135,7 +135,7 @@ def test_the_teacher_gets_no_gradient_and_16_bits_come_near() -> None:
     narrow = []
     for features, matrix, bias, _ in (student, teacher):
         assert bias is not None
-        narrow.append(Projection(features.bfloat16(), matrix.bfloat16(), bias.bfloat16()))
+        narrow.append(LogitProjection(features.bfloat16(), matrix.bfloat16(), bias.bfloat16()))
     found = linear_divergence(narrow[0], narrow[1], temperature=2.0)
     assert found.dtype == torch.float32 and abs(found.item() / exact.item() - 1) < 0.05
     exact.backward()

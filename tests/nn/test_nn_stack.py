@@ -19,7 +19,7 @@ from tformer.nn.norm import NormOptions, build_norm
 from tformer.nn.positions.base import Positions
 from tformer.nn.stack import Block
 from tformer.nn.taps import TapSink
-from tformer.optim.optimizers import Settings, build_optimizer
+from tformer.optim.optimizers import OptimizerSettings, build_optimizer
 from tformer.recipe.model import Model
 
 WIDTH, HEADS, HIDDEN = 16, 4, 24
@@ -253,7 +253,7 @@ def test_both_stacks_of_a_translation_model_drop_layers() -> None:
 def test_optimizers_and_clipping_pass_over_skipped_layers(kind: str, learned: bool) -> None:
     model = make(layerdrop={"rate": 0.5, "learned": learned})
     rows = {f"{name}.weight": rows for name, _, rows in block_matrices(model)}
-    settings = Settings(
+    settings = OptimizerSettings(
         kind=kind,
         lr=0.01,
         weight_decay=0.1,
@@ -278,7 +278,7 @@ def test_optimizers_and_clipping_pass_over_skipped_layers(kind: str, learned: bo
 
 def test_weight_decay_never_touches_learned_rates() -> None:
     model = make(layerdrop={"rate": 0.5, "learned": True})
-    settings = Settings(kind="adamw", lr=0.01, weight_decay=0.5, device="cpu")
+    settings = OptimizerSettings(kind="adamw", lr=0.01, weight_decay=0.5, device="cpu")
     optimizer = build_optimizer(model.named_parameters(), settings)
     logits = model.decoder.layerdrop.logits
     (group,) = [

@@ -18,8 +18,8 @@ from tformer.nn.structured_dropout import (
     DropHeadSchedule,
     LayerDrop,
     LayerDropOptions,
-    Step,
     StepAware,
+    TrainingStep,
     constrained_rates,
     drop_heads,
     scheduled_rate,
@@ -31,13 +31,13 @@ from tformer.recipe.model import Model
 CPU = torch.device("cpu")
 
 
-def begin_step(model: nn.Module, step: Step) -> None:
+def begin_step(model: nn.Module, step: TrainingStep) -> None:
     for listener in step_listeners(model):
         listener.begin_step(step)
 
 
-def at(number: int, *, max_steps: int = 100, warmup_steps: int = 20) -> Step:
-    return Step(number=number, max_steps=max_steps, warmup_steps=warmup_steps, seed=0)
+def at(number: int, *, max_steps: int = 100, warmup_steps: int = 20) -> TrainingStep:
+    return TrainingStep(number=number, max_steps=max_steps, warmup_steps=warmup_steps, seed=0)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.95])
@@ -324,20 +324,20 @@ def test_learned_rates_need_a_rate_above_zero() -> None:
         LayerDropOptions(rate=1.0)
 
 
-STEP = Step(number=3, max_steps=10, warmup_steps=2, seed=7)
+STEP = TrainingStep(number=3, max_steps=10, warmup_steps=2, seed=7)
 
 
 class Listener(nn.Module):
-    def __init__(self, told: list[tuple[str, Step]], name: str) -> None:
+    def __init__(self, told: list[tuple[str, TrainingStep]], name: str) -> None:
         super().__init__()
         self.told, self.name = told, name
 
-    def begin_step(self, step: Step) -> None:
+    def begin_step(self, step: TrainingStep) -> None:
         self.told.append((self.name, step))
 
 
 def test_every_module_with_the_method_is_told_in_the_order_of_modules() -> None:
-    told: list[tuple[str, Step]] = []
+    told: list[tuple[str, TrainingStep]] = []
     model = nn.Sequential(nn.Linear(2, 2), Listener(told, "first"), nn.Sequential(Listener(told, "second")))
     model.append(model[1])  # shared: told once
     begin_step(model, STEP)
@@ -346,7 +346,7 @@ def test_every_module_with_the_method_is_told_in_the_order_of_modules() -> None:
 
 
 def test_a_model_may_itself_listen_and_one_without_listeners_is_fine() -> None:
-    told: list[tuple[str, Step]] = []
+    told: list[tuple[str, TrainingStep]] = []
     begin_step(Listener(told, "model"), STEP)
     assert told == [("model", STEP)]
     assert step_listeners(nn.Linear(2, 2)) == [] and not isinstance(nn.Linear(2, 2), StepAware)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tformer.optim.muon import Muon
-from tformer.optim.optimizers import OPTIMIZERS, NamedOptimizer, Settings, build_optimizer
+from tformer.optim.optimizers import OPTIMIZERS, NamedOptimizer, OptimizerSettings, build_optimizer
 from tformer.recipe.sections import Optimizer as Section
 from tformer.recipe.sections import ParameterGroup
 from tformer.support.errors import InputError
@@ -41,7 +41,7 @@ def rows_of(name: str) -> list[int] | None:
 
 def make(model: nn.Module, kind: str = "adamw", **options: Any) -> NamedOptimizer:
     settings: dict[str, Any] = {"lr": 0.01, "hidden_matrices": is_hidden_matrix, "splits": rows_of, "device": "cpu"}
-    return build_optimizer(model.named_parameters(), Settings(kind=kind, **{**settings, **options}))
+    return build_optimizer(model.named_parameters(), OptimizerSettings(kind=kind, **{**settings, **options}))
 
 
 def set_gradients(model: nn.Module, seed: int) -> None:

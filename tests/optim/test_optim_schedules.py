@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from tformer.optim.schedules import SCHEDULES, Schedule, build_schedule
+from tformer.optim.schedules import SCHEDULES, LrSchedule, build_schedule
 from tformer.recipe.sections import Schedule as Section
 
 DECAYING = ("cosine", "linear", "wsd")
 
 
-def make(kind: str, *, total_steps: int = 100, d_model: int = 64, **options: Any) -> Schedule:
+def make(kind: str, *, total_steps: int = 100, d_model: int = 64, **options: Any) -> LrSchedule:
     return build_schedule(Section(kind=kind, **options), total_steps=total_steps, d_model=d_model)  # type: ignore[arg-type]
 
 

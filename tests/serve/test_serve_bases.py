@@ -31,7 +31,7 @@ from tformer.kernels.functions import find
 from tformer.loading import Loaded
 from tformer.recipe.load import recipe_from_yaml
 from tformer.serve.bases import Bases
-from tformer.serve.models import Models, Served
+from tformer.serve.models import ModelRegistry, Served
 from tformer.serve.options import ServeOptions
 from tformer.serve.requests import RequestError
 from tformer.serve.service import encoded
@@ -79,11 +79,11 @@ def base_run(folder: Path, recipe: str = GPT, *, template: str | None = "gpt", *
     return random_run(folder / "runs", recipe, arch="base", letters=LETTERS, template=template, **options)
 
 
-def models_of(*runs: Path, **options: Any) -> Models:
-    return Models(ServeOptions(runs=tuple(map(str, runs)), device="cpu", **options))
+def models_of(*runs: Path, **options: Any) -> ModelRegistry:
+    return ModelRegistry(ServeOptions(runs=tuple(map(str, runs)), device="cpu", **options))
 
 
-def loaded(models: Models) -> list[Served]:
+def loaded(models: ModelRegistry) -> list[Served]:
     return [models.get(entry) for entry in models.entries.values()]
 
 

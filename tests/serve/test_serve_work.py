@@ -17,7 +17,7 @@ from tformer.decoding.settings import GenerationSettings
 from tformer.serve.plain import translate
 from tformer.serve.requests import TranslateRequest
 from tformer.serve.service import Call, Service
-from tformer.serve.work import Generation, Owner
+from tformer.serve.work import CompletionStream, Owner
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_requests_to_a_model_that_cannot_be_scheduled_take_turns(owner: Owner, m
 
     async def both() -> None:
         async def finished(model: str, prompts: int) -> None:
-            events = Generation()
+            events = CompletionStream()
             run: Any = SimpleNamespace(model=model, text_tokenizer=None)
             events.start_whole(owner, run, [[1]] * prompts, GenerationSettings(), ())
             async for _ in events:
@@ -60,7 +60,7 @@ def test_a_request_that_is_given_up_begins_no_further_prompt(owner: Owner, monke
     written: list[int] = []
 
     async def first_of_many() -> None:
-        events = Generation()
+        events = CompletionStream()
 
         def generate(*_: Any, first_row: int, **__: Any) -> list[Any]:
             written.append(first_row)

@@ -36,7 +36,7 @@ from tformer.training.options import read_words
 from tformer.training.session import run_training
 from tformer.workers.work import Work
 from tformer.workflows.sweep.grid import start_of
-from tformer.workflows.sweep.plan import Task
+from tformer.workflows.sweep.plan import SweepTask
 
 Cli = Callable[..., Any]
 FEW_STEPS = ("--max-steps", "2", "--set", "training.eval_every=2", "--set", "training.save_every=2")
@@ -174,7 +174,7 @@ def test_a_sweep_resolves_to_the_data_that_train_reads(cli: Cli, tmp_path: Path)
     (tmp_path / "recipe.yaml").write_text(recipe)
     run = tmp_path / "run"
     assert cli("train", "--config", tmp_path / "recipe.yaml", "--out", run, *flags, *FEW_STEPS).code == 0
-    plan = Task(config=str(tmp_path / "recipe.yaml"), train=tuple(map(str, flags)))
+    plan = SweepTask(config=str(tmp_path / "recipe.yaml"), train=tuple(map(str, flags)))
     start = start_of(plan, (), max_steps=2)
     work = Work()
     _, found = task_of(start.recipe).training_data(start, work)
@@ -187,7 +187,7 @@ def test_a_fraction_of_the_data_is_a_fixed_part_of_what_is_trained_on(
 ) -> None:
     recipe, flags = make(tmp_path)
     (tmp_path / "recipe.yaml").write_text(recipe)
-    plan = Task(config=str(tmp_path / "recipe.yaml"), train=tuple(map(str, flags)))
+    plan = SweepTask(config=str(tmp_path / "recipe.yaml"), train=tuple(map(str, flags)))
 
     def data(*sets: str, seed: int = 1) -> Any:
         start = start_of(plan, sets, max_steps=2, seed=seed)

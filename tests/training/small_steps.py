@@ -97,7 +97,7 @@ def host_batch(recipe: Recipe, objective: Objective, *, seed: int = 0) -> Batch:
     return objective.collate(samples, rng=rng)
 
 
-def small_models(recipe: Recipe, precision: str) -> assemble.Models:
+def small_models(recipe: Recipe, precision: str) -> assemble.TrainedModels:
     return assemble.make_models(recipe, torch.device("cpu"), dtype=DTYPES[precision])
 
 
@@ -109,7 +109,7 @@ class Stepper:
         recipe: Recipe,
         *,
         precision: str = "fp32",
-        models: assemble.Models | None = None,
+        models: assemble.TrainedModels | None = None,
         wrap: Callable[[nn.Module], Callable[..., Any]] = lambda model: model,
     ) -> None:
         self.recipe = recipe

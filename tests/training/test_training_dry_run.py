@@ -15,7 +15,7 @@ from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.resolve import resolve_checkpoint
 from tformer.training.assemble import make_models, make_optimizer
 from tformer.workflows.inspect.report import report_on
-from tformer.workflows.inspect.subject import Question, read_subject
+from tformer.workflows.inspect.subject import InspectRequest, read_subject
 
 Cli = Callable[..., Any]
 
@@ -87,7 +87,7 @@ def test_memory_of_the_optimizer_is_that_of_its_state(preset: str, kind: str) ->
     """What Muon leaves to AdamW, embeddings and heads, has two moments."""
     arch, name = preset.split("/")
     sets = [f"optimizer.kind={kind}", "optimizer.adam_lr=null"]
-    subject = read_subject(Question(arch=arch, preset=name, sets=sets))
+    subject = read_subject(InspectRequest(arch=arch, preset=name, sets=sets))
     models = make_models(subject.recipe, torch.device("cpu"), dtype=torch.float32)
     optimizer = make_optimizer(subject.recipe, models, torch.device("cpu"))
     for parameter in models.parameters():

@@ -23,7 +23,7 @@ from tformer.cli.app import main
 from tformer.data.shards.pair_tokens import PairExample
 from tformer.loading import load, load_body
 from tformer.model import Transformer
-from tformer.nn.structured_dropout import DropHead, LayerDrop, Step
+from tformer.nn.structured_dropout import DropHead, LayerDrop, TrainingStep
 from tformer.support.errors import InputError
 from tformer.training.loop import score
 from tformer.training.options import TrainOptions
@@ -276,11 +276,11 @@ def test_a_run_that_is_cut_and_resumed_equals_one_that_was_not(name: str, tmp_pa
 def test_every_listener_hears_of_each_step_once_before_its_forwards(
     tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Step] = []
+    told: list[TrainingStep] = []
     forwards: list[int] = []
     plain_begin, plain_forward = DropHead.begin_step, DropHead.forward
 
-    def begin(self: DropHead, step: Step) -> None:
+    def begin(self: DropHead, step: TrainingStep) -> None:
         told.append(step)
         plain_begin(self, step)
 

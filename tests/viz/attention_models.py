@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from tformer.build import build_model
-from tformer.inside.reading import Reading, Side
+from tformer.inside.reading import ModelInputs, TokenSequence
 from tformer.loading import Loaded
 from tformer.recipe.load import recipe_from_yaml
 from tformer.tokenizer import Tokenizer, TokenizerOptions, train_tokenizer
 from tformer.viz.attention.scene import Scene
-from tformer.viz.attention.weights import Attention, Kind, Layer
+from tformer.viz.attention.weights import AttentionMaps, Kind, Layer
 
 TEXT = "the brown dog runs across the green meadow and catches unbelievable things"
 ENCODER = """
@@ -89,9 +89,9 @@ def with_attention(recipe: str, attention: str, *, positions: str = "{kind: none
     return recipe.replace("feedforward:", f"attention: {attention}, positions: {positions}, feedforward:")
 
 
-def side(tokens: Sequence[str], *, name: str = "encoder") -> Side:
+def side(tokens: Sequence[str], *, name: str = "encoder") -> TokenSequence:
     """[...] is special; a token that begins with a space begins a word."""
-    return Side(
+    return TokenSequence(
         name,
         tuple(tokens),
         tuple(token.startswith("[") and token.endswith("]") for token in tokens),
@@ -101,7 +101,7 @@ def side(tokens: Sequence[str], *, name: str = "encoder") -> Side:
 
 def attention_of(
     weights_LHTS: np.ndarray, tokens: Sequence[str], *, kind: Kind = "encoder", keys: Sequence[str] | None = None
-) -> Attention:
+) -> AttentionMaps:
     """Attention with these weights; of a decoder it is causal."""
     weights = weights_LHTS.astype(np.float32)
     seen = np.ones(weights.shape[-2:], dtype=bool)
@@ -109,16 +109,16 @@ def attention_of(
     queries = side(tokens, name="encoder" if kind == "encoder" else "decoder")
     looked_at = queries if keys is None else side(keys)
     layers = [Layer(number, tuple(range(len(heads))), heads, seen) for number, heads in enumerate(weights)]
-    return Attention(kind, queries, looked_at, tuple(layers), causal=kind == "decoder")
+    return AttentionMaps(kind, queries, looked_at, tuple(layers), causal=kind == "decoder")
 
 
-def signed_attention(matrix_TS: Sequence[Sequence[float]], tokens: Sequence[str]) -> Attention:
+def signed_attention(matrix_TS: Sequence[Sequence[float]], tokens: Sequence[str]) -> AttentionMaps:
     """One head of effective weights, as Linformer's are."""
     attention = attention_of(np.array([[matrix_TS]]), tokens)
     return replace(attention, layers=tuple(replace(layer, signed=True) for layer in attention.layers))
 
 
-def scene_of(*attentions: Attention, rollouts: bool = True, **more: Any) -> Scene:
+def scene_of(*attentions: AttentionMaps, rollouts: bool = True, **more: Any) -> Scene:
     """A scene of attentions made by hand; rollouts are those of self-attention."""
     from tformer.viz.attention.weights import rollout
 
@@ -128,12 +128,14 @@ def scene_of(*attentions: Attention, rollouts: bool = True, **more: Any) -> Scen
     found = {attention.kind: attention for attention in attentions}
     rolled = {kind: rollout(kind, found) for kind in found if rollouts and kind != "cross"}
     model: dict[str, str | int] = {"name": "runs/tiny", "step": 3, "sha256": "ab" * 32}
-    return Scene(Reading({}, sides, texts={"text": " ".join(attentions[0].keys.tokens)}), found, rolled, model, **more)
+    return Scene(
+        ModelInputs({}, sides, texts={"text": " ".join(attentions[0].keys.tokens)}), found, rolled, model, **more
+    )
 
 
 def random_attention(
     layers: int, heads: int, tokens: int, *, causal: bool = False, spread: float = 1.5, seed: int = 0
-) -> Attention:
+) -> AttentionMaps:
     """Rows of softmax over normal scores."""
     scores = torch.randn(layers, heads, tokens, tokens, generator=torch.Generator().manual_seed(seed)) * spread
     if causal:

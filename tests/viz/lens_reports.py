@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tformer.inside.lens import Lens, LensReport
-from tformer.inside.logits import Contributions, Part
+from tformer.inside.logits import Contributions, LogitPart
 
 VOCABULARY, TOP = 1000, 10
 HOSTILE = ("</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "\u202eabc", "שלום", "😀", " \n\t")
@@ -37,11 +37,11 @@ def random_report(
     """A report of a decoder; of a classifier of ten labels with `head="classifier"`."""
     vocabulary = TOP if head == "classifier" else VOCABULARY
     lens = random_lens(layers, positions, vocabulary=vocabulary, seed=seed)
-    parts = [Part("embedding"), Part("positions")]
+    parts = [LogitPart("embedding"), LogitPart("positions")]
     for layer in range(layers):
-        parts += [Part("self_attention", layer, number) for number in range(heads)]
-        parts += [Part("attention_bias", layer), Part("feedforward", layer)]
-    parts.append(Part("bias"))
+        parts += [LogitPart("self_attention", layer, number) for number in range(heads)]
+        parts += [LogitPart("attention_bias", layer), LogitPart("feedforward", layer)]
+    parts.append(LogitPart("bias"))
     values = np.random.default_rng(seed).normal(size=(positions, len(parts))).astype(np.float32)
     names = tuple(tokens or (f" word{place}" for place in range(positions)))
     return LensReport(

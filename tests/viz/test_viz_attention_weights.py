@@ -28,7 +28,7 @@ from tests.viz.attention_models import (
     with_attention,
 )
 from tformer.decoding.loaded import translator_of
-from tformer.inside.reading import Inputs, Side, read, side_of
+from tformer.inside.reading import Inputs, TokenSequence, read, side_of
 from tformer.loading import Loaded
 from tformer.support.errors import InputError
 from tformer.viz.attention.page import COARSEST, FINEST, ZERO, Packed, pack
@@ -455,6 +455,6 @@ def test_negative_weights_keep_their_sign() -> None:
 @pytest.mark.parametrize(("hidden", "written_from"), [(False, 2), (True, 1)])
 def test_what_is_generated_stays_marked_where_tokens_are_hidden_or_merged(hidden: bool, written_from: int) -> None:
     tokens, special, starts = ("<s>", "a", "b", "c", "d"), (True, *[False] * 4), (True, True, False, True, True)
-    side = Side("decoder", tokens, special, starts, written_from=3)
+    side = TokenSequence("decoder", tokens, special, starts, written_from=3)
     found = changed_side(side, Changes(hide_special=hidden, merge_subwords=True))
     assert found.written_from == written_from and found.tokens[written_from:] == ("c", "d")

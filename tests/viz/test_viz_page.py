@@ -14,7 +14,7 @@ import pytest
 
 from tests.viz.pages import script_bytes
 from tformer.support.errors import InputError, StorageError
-from tformer.viz.output import Output, choose_output, write_output
+from tformer.viz.output import OutputTarget, choose_output, write_output
 from tformer.viz.page import render_page
 from tformer.viz.plots import COLOUR_MAPS, colour_at, colour_table
 
@@ -73,9 +73,9 @@ def test_equal_pages_are_equal_bytes() -> None:
 
 def test_the_explorer_has_less_than_60_kb_of_script() -> None:
     from tformer.viz.pe.page import explorer
-    from tformer.viz.pe.settings import Settings
+    from tformer.viz.pe.settings import EncodingSettings
 
-    assert script_bytes(explorer(Settings(d_model=8, heads=2), None, None, command="")) < 60_000
+    assert script_bytes(explorer(EncodingSettings(d_model=8, heads=2), None, None, command="")) < 60_000
 
 
 def test_colour_maps_are_the_published_ones() -> None:
@@ -108,7 +108,7 @@ def test_colour_maps_are_the_published_ones() -> None:
 )
 def test_format_and_place(output: str | None, format_: str | None, expected: tuple[str, str | None]) -> None:
     chosen = choose_output(None if output is None else Path(output), format_, stem="stem")
-    assert chosen == Output(expected[0], None if expected[1] is None else Path(expected[1]))
+    assert chosen == OutputTarget(expected[0], None if expected[1] is None else Path(expected[1]))
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
@@ -125,28 +125,28 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     path = tmp_path / "made" / "here.txt"
     path.parent.mkdir()
-    write_output(Output("terminal", path), "é\n")
-    write_output(Output("terminal", path), b"bytes")
+    write_output(OutputTarget("terminal", path), "é\n")
+    write_output(OutputTarget("terminal", path), b"bytes")
     assert path.read_bytes() == b"bytes" and os.listdir(path.parent) == ["here.txt"]
     link = tmp_path / "link.txt"
     link.symlink_to(path)
-    write_output(Output("terminal", link), "through")
+    write_output(OutputTarget("terminal", link), "through")
     assert link.is_symlink() and path.read_text() == "through"
 
 
 def test_a_refusal_names_the_file_and_leaves_the_old_one(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"cannot write /proc/none/a\.html"):
-        write_output(Output("html", Path("/proc/none/a.html")), "x")
+        write_output(OutputTarget("html", Path("/proc/none/a.html")), "x")
     target = tmp_path / "a.html"
     target.mkdir()
     with pytest.raises(InputError, match="is a folder, expected a file"):
-        write_output(Output("html", target), "x")
+        write_output(OutputTarget("html", target), "x")
     assert os.listdir(tmp_path) == ["a.html"]
 
 
 def test_standard_output(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    write_output(Output("json", None), '{"a": "é"}\n')
-    write_output(Output("png", None), b"\x89PNG\xff")
+    write_output(OutputTarget("json", None), '{"a": "é"}\n')
+    write_output(OutputTarget("png", None), b"\x89PNG\xff")
     assert capfdbinary.readouterr().out == '{"a": "é"}\n'.encode() + b"\x89PNG\xff"
 
 
@@ -154,6 +154,6 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    write_output(Output("csv", pipe), "a,b\n")
+    write_output(OutputTarget("csv", pipe), "a,b\n")
     assert os.read(reader, 100) == b"a,b\n" and pipe.is_fifo() and os.listdir(tmp_path) == ["pipe"]
     os.close(reader)

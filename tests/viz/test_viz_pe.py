@@ -15,17 +15,17 @@ from tformer.nn.positions.fixed import Patch2dOptions, Patch2dPositions, Sinusoi
 from tformer.nn.positions.rope import RopeOptions, RopePositions
 from tformer.support.errors import InputError
 from tformer.viz.pe import fixed
-from tformer.viz.pe.learned import Table
+from tformer.viz.pe.learned import LearnedEncoding
 from tformer.viz.pe.page import explorer
 from tformer.viz.pe.selection import plots_of, views_of
-from tformer.viz.pe.settings import ALL, ENCODINGS, Settings, check_settings
+from tformer.viz.pe.settings import ALL, ENCODINGS, EncodingSettings, check_settings
 from tformer.viz.pe.views import VIEWS
-from tformer.viz.plots import Heat, Lines, plots_to_csv, plots_to_json
+from tformer.viz.plots import Heat, LinePlot, plots_to_csv, plots_to_json
 
 
 @pytest.mark.parametrize("layout", ["interleaved", "halves", "fairseq"])
 def test_the_sinusoidal_gram_matrix_is_toeplitz(layout: str) -> None:
-    table = fixed.sinusoidal_table(Settings(layout=layout), 512)
+    table = fixed.sinusoidal_table(EncodingSettings(layout=layout), 512)
     gram = table @ table.T
     for offset in range(-511, 512, 7):
         diagonal = np.diagonal(gram, offset)
@@ -33,7 +33,7 @@ def test_the_sinusoidal_gram_matrix_is_toeplitz(layout: str) -> None:
 
 
 def test_the_table_is_the_papers_and_that_of_training() -> None:
-    settings = Settings(d_model=20, base=500.0)
+    settings = EncodingSettings(d_model=20, base=500.0)
     table = fixed.sinusoidal_table(settings, 60)
     for position in (0, 1, 17, 59):
         for i in range(10):
@@ -48,7 +48,7 @@ def test_the_table_is_the_papers_and_that_of_training() -> None:
 
 @pytest.mark.parametrize("layout", ["interleaved", "halves", "fairseq"])
 def test_columns_named_sines_hold_sines(layout: str) -> None:
-    settings = Settings(d_model=12, layout=layout)
+    settings = EncodingSettings(d_model=12, layout=layout)
     table = fixed.sinusoidal_table(settings, 3)
     sines = fixed.sine_dimensions(settings).astype(int)
     cosines = np.setdiff1d(np.arange(12), sines)
@@ -58,7 +58,7 @@ def test_columns_named_sines_hold_sines(layout: str) -> None:
 
 def test_ropes_curve_and_the_sinusoidal_gram_curve_are_one_function() -> None:
     """Mean cosine over the same frequencies."""
-    settings = Settings(d_model=64, heads=1)
+    settings = EncodingSettings(d_model=64, heads=1)
     curve = fixed.rope_curve(settings, 200)
     assert np.allclose(curve, fixed.distance_curve(fixed.sinusoidal_table(settings, 200)), atol=1e-12)
 
@@ -82,7 +82,10 @@ def test_alibi_slopes_are_the_published_ones() -> None:
     eight = [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
     between = [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]
     for heads, expected in ((8, eight), (16, [2 ** (-(n + 1) / 2) for n in range(16)]), (12, eight + between)):
-        drawn = [-fixed.alibi_bias(Settings(encoding="alibi", heads=heads), head + 1, 2)[0, 1] for head in range(heads)]
+        drawn = [
+            -fixed.alibi_bias(EncodingSettings(encoding="alibi", heads=heads), head + 1, 2)[0, 1]
+            for head in range(heads)
+        ]
         assert np.allclose(drawn, expected, rtol=1e-12)
 
 
@@ -90,7 +93,7 @@ def test_alibis_matrix_is_the_modules() -> None:
     module = AlibiPositions(num_heads=6)
     place = torch.arange(20).unsqueeze(0)
     for head in (1, 4, 6):
-        shown = fixed.alibi_bias(Settings(encoding="alibi", heads=6), head, 20)
+        shown = fixed.alibi_bias(EncodingSettings(encoding="alibi", heads=6), head, 20)
         assert np.allclose(shown, module.bias(place, place)[0, head - 1].numpy(), atol=1e-6)
 
 
@@ -104,22 +107,22 @@ FIRST_CAUSAL = [*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 
 @pytest.mark.parametrize(("bidirectional", "firsts"), [(True, FIRST_BOTH), (False, FIRST_CAUSAL)])
 def test_t5_buckets_are_the_published_ones(bidirectional: bool, firsts: list[int]) -> None:
     distances = np.arange(300.0)
-    shown = fixed.bucket_of(Settings(encoding="t5_bias"), -distances, bidirectional=bidirectional)
+    shown = fixed.bucket_of(EncodingSettings(encoding="t5_bias"), -distances, bidirectional=bidirectional)
     expected = np.searchsorted(firsts, distances, side="right") - 1
     assert np.array_equal(shown, expected)
-    later = fixed.bucket_of(Settings(encoding="t5_bias"), distances[1:], bidirectional=bidirectional)
+    later = fixed.bucket_of(EncodingSettings(encoding="t5_bias"), distances[1:], bidirectional=bidirectional)
     assert np.array_equal(later, expected[1:] + 16 if bidirectional else np.zeros(299))
 
 
 def test_shaws_index_is_the_clipped_distance() -> None:
-    shown = fixed.shaw_index(Settings(encoding="shaw", clip=4), 12)
+    shown = fixed.shaw_index(EncodingSettings(encoding="shaw", clip=4), 12)
     for i in range(12):
         for j in range(12):
             assert shown[i, j] == min(max(j - i, -4), 4) + 4
 
 
 def test_patches_know_row_and_column() -> None:
-    settings = Settings(encoding="patch2d", d_model=32, grid=5)
+    settings = EncodingSettings(encoding="patch2d", d_model=32, grid=5)
     table = fixed.patch_table(settings)
     module = Patch2dPositions(Patch2dOptions(), d_model=32, grid=(5, 5, True))
     assert np.array_equal(table.astype(np.float32), module.table[1:].numpy())
@@ -132,18 +135,18 @@ def test_patches_know_row_and_column() -> None:
         assert values[at] == pytest.approx(1.0), "a patch is most like itself"
 
 
-SMALL = Settings(d_model=16, heads=2, positions=12, grid=3, clip=3)
+SMALL = EncodingSettings(d_model=16, heads=2, positions=12, grid=3, clip=3)
 DRAW = np.random.default_rng(0)
 TABLES = {
-    "learned": Table("learned", "run", weight=DRAW.normal(size=(20, 16))),
-    "t5_bias": Table("t5_bias", "run", bias=DRAW.normal(size=(32, 2)), bidirectional=True),
-    "learned_t5_bias": Table(
+    "learned": LearnedEncoding("learned", "run", weight=DRAW.normal(size=(20, 16))),
+    "t5_bias": LearnedEncoding("t5_bias", "run", bias=DRAW.normal(size=(32, 2)), bidirectional=True),
+    "learned_t5_bias": LearnedEncoding(
         "learned_t5_bias", "run", weight=DRAW.normal(size=(20, 16)), bias=DRAW.normal(size=(32, 2)), bidirectional=True
     ),
 }
 
 
-def settings_for(kind: str) -> Settings:
+def settings_for(kind: str) -> EncodingSettings:
     return replace(SMALL, compare=ALL) if kind == "compare" else replace(SMALL, encoding=kind)
 
 
@@ -178,7 +181,7 @@ def test_a_learned_kind_without_views_needs_a_run(monkeypatch: pytest.MonkeyPatc
         plots_of(replace(SMALL, encoding="t5_bias"), None, None)
     module = T5BiasOptions().build(PositionSizes(16, 2, 8, 8, 12, True))
     torch.nn.init.normal_(module.weight)
-    table = Table("t5_bias", "run", module=module)
+    table = LearnedEncoding("t5_bias", "run", module=module)
     _, plots = plots_of(replace(SMALL, encoding="t5_bias"), None, table)
     place = torch.arange(12).unsqueeze(0)
     assert np.array_equal(plots[1].values, module.bias(place, place)[0, 1].detach().numpy())  # type: ignore[union-attr]
@@ -199,16 +202,16 @@ def test_every_view_draws(kind: str, name: str) -> None:
 
 
 def test_the_classic_traces_are_of_50_and_of_500_tokens_with_and_without_cosines() -> None:
-    _, plots = plots_of(Settings(d_model=64), None, None)
+    _, plots = plots_of(EncodingSettings(d_model=64), None, None)
     assert [len(plot.lines) for plot in plots] == [50, 50, 500, 500]  # type: ignore[union-attr]
     alone, both = plots[:2]
-    assert isinstance(alone, Lines) and isinstance(both, Lines)
+    assert isinstance(alone, LinePlot) and isinstance(both, LinePlot)
     assert alone.ramp is not None and (alone.ramp.low, alone.ramp.high) == (0, 49), "the numbers of the tokens"
     assert np.array_equal(alone.lines[7].x, np.arange(0, 64, 2))
     assert np.allclose(alone.lines[7].y[0], np.sin(7))
     finite = np.isfinite(both.lines[7].x)
     assert sorted(both.lines[7].x[finite]) == list(range(64))
-    assert len(plots_of(Settings(d_model=64, positions=9), None, None)[1]) == 2
+    assert len(plots_of(EncodingSettings(d_model=64, positions=9), None, None)[1]) == 2
 
 
 def test_fixed_scales() -> None:
@@ -220,7 +223,7 @@ def test_fixed_scales() -> None:
 
 def test_mean_cosines_are_compared_apart_from_what_is_added_to_scores() -> None:
     _, [cosines, added] = plots_of(replace(SMALL, compare=("sinusoidal", "rope", "alibi")), None, None)
-    assert isinstance(cosines, Lines) and isinstance(added, Lines)
+    assert isinstance(cosines, LinePlot) and isinstance(added, LinePlot)
     assert (cosines.y_label, added.y_label) == ("mean cosine", "added to the score")
     assert [line.label.split(",")[0] for line in cosines.lines] == ["sinusoidal", "rope"]
     assert [line.y[0] for line in cosines.lines] == pytest.approx([1.0] * 2)
@@ -228,10 +231,10 @@ def test_mean_cosines_are_compared_apart_from_what_is_added_to_scores() -> None:
     for line, slope in zip(added.lines, alibi_slopes(SMALL.heads), strict=True):
         assert np.allclose(line.y, -slope * line.x), "a straight line"
     _, [plot] = plots_of(replace(SMALL, compare=("learned", "rope")), None, TABLES["learned"])
-    assert isinstance(plot, Lines) and plot.lines[0].label == "learned" and plot.lines[0].y.max() == 1
+    assert isinstance(plot, LinePlot) and plot.lines[0].label == "learned" and plot.lines[0].y.max() == 1
     _, [plot] = plots_of(replace(SMALL, compare=("t5_bias",)), None, TABLES["t5_bias"])
     bias = TABLES["t5_bias"].bias
-    assert isinstance(plot, Lines) and bias is not None and plot.lines[0].y[0] == bias[0, 0], "the bias itself"
+    assert isinstance(plot, LinePlot) and bias is not None and plot.lines[0].y[0] == bias[0, 0], "the bias itself"
 
 
 def test_learned_plots_show_the_table_itself() -> None:
@@ -266,7 +269,7 @@ def test_learned_plots_show_the_table_itself() -> None:
 )
 def test_settings_that_cannot_be(change: dict[str, object], words: str) -> None:
     with pytest.raises(InputError) as error:
-        check_settings(replace(Settings(), **change))  # type: ignore[arg-type]
+        check_settings(replace(EncodingSettings(), **change))  # type: ignore[arg-type]
     assert words in error.value.message
 
 

@@ -24,8 +24,8 @@ from tformer.viz.figure import DASHES, MARKS, draw_panels, draw_plots
 from tformer.viz.output import FORMATS
 from tformer.viz.pe.views import VIEWS
 from tformer.viz.picture import render_plots
-from tformer.viz.plot.series import Panel, Series, make_series
-from tformer.viz.plots import MAX_NUMBERS, PALETTE, Heat, Line, Lines, Plot, Ramp, counted_heat
+from tformer.viz.plot.series import MetricPanel, Series, make_series
+from tformer.viz.plots import MAX_NUMBERS, PALETTE, Heat, Line, LinePlot, Plot, Ramp, counted_heat
 from tformer.viz.terminal import colour_support, draw_plot, nearest_256
 
 VALUES = np.linspace(-1, 1, 60 * 90).reshape(60, 90)
@@ -34,11 +34,11 @@ HEAT = Heat(
     VALUES, range(60), range(90), "row", "column", "RdBu_r", -1, 1, "value", title="A map", caption="What it shows."
 )
 X = np.arange(40.0)
-LINES = Lines("x", "y", [Line("up", X, X), Line("down", X, 40 - X)], title="Lines", caption="What they show.")
-MANY = Lines(
+LINES = LinePlot("x", "y", [Line("up", X, X), Line("down", X, 40 - X)], title="Lines", caption="What they show.")
+MANY = LinePlot(
     "x", "y", [Line(f"t{n}", X, np.sin(X + n)) for n in range(30)], ramp=Ramp("viridis", 0, 29, "n"), title="Traces"
 )
-LOG = Lines("x", "y", [Line("e", X, np.exp(X))], log_y=True, points=True, title="Log", caption="Steep.")
+LOG = LinePlot("x", "y", [Line("e", X, np.exp(X))], log_y=True, points=True, title="Log", caption="Steep.")
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -87,14 +87,14 @@ def test_without_colour_more_is_denser_and_nothing_is_not_zero() -> None:
 
 def test_without_colour_a_line_has_the_shade_that_the_scale_gives_its_number() -> None:
     flat = [Line(str(n), X, np.full(40, float(n))) for n in range(5)]
-    text = draw_plot(Lines("x", "y", flat, ramp=Ramp("viridis", 0, 4, "n")), width=80, colour="none")
+    text = draw_plot(LinePlot("x", "y", flat, ramp=Ramp("viridis", 0, 4, "n")), width=80, colour="none")
     rows = [set(re.split("[│┤]", line)[1].strip()) for line in text.splitlines() if "│" in line or "┤" in line]
     assert [marks.pop() for marks in rows if marks] == ["@", "#", "+", ":", "."], "the upper line has the last number"
 
 
 @pytest.mark.parametrize(("kind", "view"), [("rope", "circles"), ("alibi", "bias"), ("patch2d", "similarity")])
 def test_captions_break_before_the_edge_of_the_picture(kind: str, view: str) -> None:
-    plot = Lines("x", "y", LINES.lines[:1], title="t", caption=VIEWS[kind][view].caption)
+    plot = LinePlot("x", "y", LINES.lines[:1], title="t", caption=VIEWS[kind][view].caption)
     image = Image.open(io.BytesIO(draw_plots([plot], "png", heading=""))).convert("L")
     below = image.crop((image.width - 4, image.height - 60, image.width, image.height))
     assert below.getextrema() == (255, 255)
@@ -103,7 +103,7 @@ def test_captions_break_before_the_edge_of_the_picture(kind: str, view: str) -> 
 @pytest.mark.filterwarnings("error")
 def test_very_many_lines_of_one_place_are_drawn_without_complaint() -> None:
     lines = [Line(f"t{n}", np.zeros(1), np.full(1, n / 200)) for n in range(200)]
-    assert draw_plots([Lines("x", "y", lines, ramp=Ramp("viridis", 0, 199, "n"))], "png", heading="")
+    assert draw_plots([LinePlot("x", "y", lines, ramp=Ramp("viridis", 0, 199, "n"))], "png", heading="")
 
 
 def test_half_blocks_hold_two_rows_a_line() -> None:
@@ -143,7 +143,7 @@ FALLING = [(float(step), 3 / step) for step in range(1, 30)]
 
 def drawn(*series: Series, kind: Any = "svg", log: bool = False, title: str = "Loss") -> bytes:
     """One panel of curves."""
-    return draw_panels([Panel("nats", series)], kind, title=title, x_label="step", log_x=log, log_y=log)
+    return draw_panels([MetricPanel("nats", series)], kind, title=title, x_label="step", log_x=log, log_y=log)
 
 
 @pytest.mark.parametrize(("kind", "magic"), [("svg", b"<?xml"), ("png", b"\x89PNG")])
@@ -219,7 +219,7 @@ CONFUSION = Heat(
 )
 SHARES, LOSSES, SPREAD = np.array([0.1, 0.2, 1.0]), np.array([3.0, 2.5, np.nan]), np.array([0.2, 0.1, 0.3])
 CURVES = [Line("rope", SHARES, LOSSES, SPREAD), Line("alibi", SHARES, LOSSES + 1)]
-CURVE = Lines("share", "loss", CURVES, log_x=True, points=True, title="Curve")
+CURVE = LinePlot("share", "loss", CURVES, log_x=True, points=True, title="Curve")
 PLOTS: list[Plot] = [CONFUSION, CURVE]
 
 
@@ -237,7 +237,7 @@ def test_csv_holds_the_numbers_and_the_error_bars() -> None:
     assert ["Confusion", "no", HOSTILE, "3.0"] in rows
     assert ["Curve", "rope", "0.2", "2.5", "0.1"] in rows and ["Curve", "alibi", "0.1", "4.0"] in rows
     assert len([row for row in rows if row[0] == "Curve"]) == 4  # without what is not a number
-    plain = render_plots([Lines("x", "y", [Line("a", X, X)])], "csv", title="")
+    plain = render_plots([LinePlot("x", "y", [Line("a", X, X)])], "csv", title="")
     assert isinstance(plain, str) and plain.startswith("plot,line,x,y\n")
 
 
@@ -273,7 +273,7 @@ def test_a_logarithmic_axis_over_one_decade_names_more_than_its_ends() -> None:
 
 
 ENDS = Line("all", np.array([0.0, 5, 10]), np.array([0.0, 10, 0]), names=("left", "世界", "right"))
-NAMED = Lines("x", "y", [ENDS], points=True, joined=False)
+NAMED = LinePlot("x", "y", [ENDS], points=True, joined=False)
 
 
 @pytest.mark.filterwarnings("error")
@@ -285,6 +285,6 @@ def test_names_stand_beside_their_points() -> None:
 def test_points_that_are_not_joined_have_no_line_and_very_many_are_an_image() -> None:
     assert draw_plots([NAMED], "png", heading="") != draw_plots([replace(NAMED, joined=True)], "png", heading="")
     values = np.random.default_rng(0).normal(size=(2, 20_000))
-    many = Lines("x", "y", [Line("all", *values)], points=True, joined=False)
+    many = LinePlot("x", "y", [Line("all", *values)], points=True, joined=False)
     svg = draw_plots([many], "svg", heading="")
     assert b"<image" in svg and len(svg) < 400_000

@@ -23,8 +23,8 @@ from tformer.support.formatting import unique_names
 from tformer.viz.figure import draw_panels
 from tformer.viz.plot.page import MAX_VALUES, as_csv, as_json, render, summary
 from tformer.viz.plot.series import (
-    Panel,
-    Run,
+    MetricPanel,
+    PlottedRun,
     better,
     choose_metrics,
     make_panels,
@@ -176,17 +176,17 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> list[Run]:
+def runs(tmp_path: Path) -> list[PlottedRun]:
     other = [train_record(step, 5 - step / 40) for step in range(10, 101, 10)]
     return read_runs([write_run(tmp_path / "first"), write_run(tmp_path / "second", other)])
 
 
-def panels_of(runs: list[Run], *asked: str, smooth: float = 0.0) -> list[Panel]:
+def panels_of(runs: list[PlottedRun], *asked: str, smooth: float = 0.0) -> list[MetricPanel]:
     return make_panels(runs, choose_metrics(runs, asked), x="step", smooth=smooth)
 
 
 @pytest.mark.parametrize("width", [10, 40, 80, 200])
-def test_the_terminal_plot_keeps_to_its_width_and_says_last_and_best(width: int, runs: list[Run]) -> None:
+def test_the_terminal_plot_keeps_to_its_width_and_says_last_and_best(width: int, runs: list[PlottedRun]) -> None:
     text = draw_curves(panels_of(runs, "loss", "accuracy"), title="T", x_label="step", width=width, colour="none")
     assert text.endswith("\n") and "\x1b" not in text
     plots = [line for line in text.splitlines() if "│" in line or "┤" in line or "└" in line]
@@ -206,12 +206,12 @@ def test_a_line_goes_from_each_point_to_the_next(tmp_path: Path) -> None:
     assert len(highest) < 10 and lowest[0] < min(highest) and lowest[-1] > max(highest) and len(lowest) < 10
 
 
-def test_without_colour_several_lines_are_letters(runs: list[Run]) -> None:
+def test_without_colour_several_lines_are_letters(runs: list[PlottedRun]) -> None:
     many = draw_curves(panels_of(runs), title="", x_label="step", width=60, colour="none")
     assert all(letter in many for letter in "ABC") and not re.search("[\u2801-\u28ff]", many)
 
 
-def test_colours_are_closed_on_every_line(runs: list[Run]) -> None:
+def test_colours_are_closed_on_every_line(runs: list[PlottedRun]) -> None:
     panels = panels_of(runs, smooth=0.9)
     for colour, code in (("truecolor", "\x1b[38;2;0;114;178m"), ("256", "\x1b[38;5;")):
         text = draw_curves(panels, title="", x_label="step", width=80, colour=colour)  # type: ignore[arg-type]
@@ -232,7 +232,7 @@ def test_what_logarithmic_axes_cannot_show_is_left_out(tmp_path: Path) -> None:
     assert draw_panels(panels_of(runs), "svg", title="", x_label="step", log_x=True, log_y=True).startswith(b"<?xml")
 
 
-def test_pictures_have_a_panel_for_each_metric_and_equal_bytes(runs: list[Run]) -> None:
+def test_pictures_have_a_panel_for_each_metric_and_equal_bytes(runs: list[PlottedRun]) -> None:
     panels = panels_of(runs, "loss", "lr", "accuracy", smooth=0.5)
     made = [draw_panels(panels, "svg", title="a $ < b", x_label="step", log_y=True) for _ in range(2)]
     assert made[0] == made[1]
@@ -244,7 +244,7 @@ def test_pictures_have_a_panel_for_each_metric_and_equal_bytes(runs: list[Run]) 
     assert png.format == "PNG" and png.width == 880
 
 
-def test_json_holds_what_is_drawn_and_csv_every_value(runs: list[Run]) -> None:
+def test_json_holds_what_is_drawn_and_csv_every_value(runs: list[PlottedRun]) -> None:
     choices = choose_metrics(runs, ("loss",))
     panels = make_panels(runs, choices, x="tokens", smooth=0.5)
     document = json.loads(as_json(runs, panels, x="tokens", x_label="tokens", smooth=0.5))
@@ -269,12 +269,12 @@ def test_the_summary_has_last_and_best_values(tmp_path: Path) -> None:
     assert next(row for row in rows if row["metric"] == "lr")["best"] is None
 
 
-def page_of(runs: list[Run], *asked: str) -> str:
+def page_of(runs: list[PlottedRun], *asked: str) -> str:
     choices = choose_metrics(runs, asked)
     return render(runs, choices, title="T", x="step", smooth=0.5, log_x=False, log_y=True)
 
 
-def test_the_page_holds_every_metric_of_every_run(runs: list[Run]) -> None:
+def test_the_page_holds_every_metric_of_every_run(runs: list[PlottedRun]) -> None:
     page = page_of(runs, "valid.loss")
     data = page_data(page)
     assert [metric["name"] for metric in data["metrics"]][:2] == ["loss", "accuracy"]

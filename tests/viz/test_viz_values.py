@@ -22,7 +22,7 @@ from tformer.viz.attention.scene import summarize
 from tformer.viz.attention.text import as_text
 from tformer.viz.figure import draw_panels, draw_plots
 from tformer.viz.plot.series import choose_metrics, make_panels, read_runs
-from tformer.viz.plots import PALETTE, Heat, Line, Lines, Ramp, colour_at, counted_heat, ticks
+from tformer.viz.plots import PALETTE, Heat, Line, LinePlot, Ramp, colour_at, counted_heat, ticks
 from tformer.viz.terminal import draw_curves, draw_plot
 
 NUMBERS = np.arange(12.0)
@@ -142,7 +142,7 @@ def test_plots_stand_side_by_side_and_share_a_bar_with_an_equal_neighbour(
     count: int, layout: tuple[int, int], figures: list[Any]
 ) -> None:
     lines = [Line(str(n), NUMBERS, NUMBERS + n) for n in range(5)]
-    plot = Lines("x", "y", lines, ramp=Ramp("viridis", 0, 4, "token"), title="t")
+    plot = LinePlot("x", "y", lines, ramp=Ramp("viridis", 0, 4, "token"), title="t")
     draw_plots([plot] * count, "png", heading="h")
     panels = [axes for axes in figures[0].axes if axes.get_title()]
     assert [layout_of(axes) for axes in panels] == [(*layout, n) for n in range(count)]
@@ -166,7 +166,7 @@ def test_a_heat_map_counts_rows_and_columns_from_their_first_number_and_names_wo
 
 def test_lines_differ_in_colour_then_in_dashes_and_axes_say_plain_numbers(figures: list[Any]) -> None:
     lines = [Line(str(n), NUMBERS + 1, 10.0**NUMBERS) for n in range(8)]
-    draw_plots([Lines("x", "y", lines, log_y=True, points=True)], "png", heading="")
+    draw_plots([LinePlot("x", "y", lines, log_y=True, points=True)], "png", heading="")
     [axes] = figures[0].axes
     assert [line.get_color().upper() for line in axes.lines] == [*PALETTE, *PALETTE[:2]]
     assert (
@@ -178,7 +178,7 @@ def test_lines_differ_in_colour_then_in_dashes_and_axes_say_plain_numbers(figure
 
 def test_very_many_lines_are_an_image_whose_pixels_stand_at_their_values(figures: list[Any]) -> None:
     lines = [Line(str(n), np.array([0.0, 10.0]), np.full(2, n / 100)) for n in range(201)]
-    draw_plots([Lines("x", "y", lines, ramp=Ramp("viridis", 0, 200, "n"))], "png", heading="")
+    draw_plots([LinePlot("x", "y", lines, ramp=Ramp("viridis", 0, 200, "n"))], "png", heading="")
     [image] = figures[0].axes[0].images
     assert tuple(image.get_extent()) == pytest.approx((-0.1, 10.1, -0.02, 2.02))
     pixels = np.asarray(image.get_array())
@@ -252,12 +252,12 @@ def test_a_large_map_is_shown_by_the_means_of_its_blocks(colour: str, lines: int
 
 def test_lines_in_a_frame() -> None:
     lines = [Line("up", np.arange(11.0), np.arange(11.0)), Line("flat", np.arange(11.0), np.full(11, 5.0))]
-    text = draw_plot(Lines("place", "size", lines, title="t", caption="c"), width=40, colour="none").splitlines()
+    text = draw_plot(LinePlot("place", "size", lines, title="t", caption="c"), width=40, colour="none").splitlines()
     assert text[1] == "size" and text[2].startswith("10 ┤") and text[15].startswith(" 0 ┤A") and len(text) == 21
     assert text[2].rstrip().endswith("A") and text[16].startswith("   └")
     assert [row for row, line in enumerate(text[2:16]) if "B" in line] == [7], "half of the way up"
     assert text[17].split()[0] == "0" and text[18].strip() == "place" and text[19] == "A up   B flat"
-    apart = draw_plot(Lines("x", "y", lines[:1], joined=False), width=40, colour="none")
+    apart = draw_plot(LinePlot("x", "y", lines[:1], joined=False), width=40, colour="none")
     assert sum("\u2801" <= sign <= "\u28ff" for sign in apart) == 11, "a dot for each value and none between"
 
 

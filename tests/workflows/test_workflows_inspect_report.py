@@ -9,7 +9,7 @@ from tformer.build import build_model
 from tformer.cost.flops import module_flops
 from tformer.cost.memory import cache_size
 from tformer.workflows.inspect.report import Node, build_tree, report_on
-from tformer.workflows.inspect.subject import Question, read_subject
+from tformer.workflows.inspect.subject import InspectRequest, read_subject
 
 SMALL = ["model.d_model=32", "model.decoder.num_layers=3", "model.decoder.num_heads=4", "model.max_seq_len=16"]
 
@@ -21,7 +21,7 @@ def node(tree: Node, *path: str) -> Node:
 
 
 def test_published_counts_and_ties() -> None:
-    report = report_on(read_subject(Question(arch="gpt", preset="small")))
+    report = report_on(read_subject(InspectRequest(arch="gpt", preset="small")))
     assert report.parameters == report.trees[0].parameters == 124_439_808
     assert report.tied == {"heads.lm.weight": "embedding.weight"}
     head = node(report.trees[0], "heads", "lm")
@@ -31,14 +31,14 @@ def test_published_counts_and_ties() -> None:
 
 
 def test_the_largest_takes_no_memory() -> None:
-    subject = read_subject(Question(arch="gpt", preset="gpt3-175b"))
+    subject = read_subject(InspectRequest(arch="gpt", preset="gpt3-175b"))
     assert all(parameter.is_meta for parameter in subject.model.parameters())
     assert report_on(subject).parameters == 174_604_259_328
 
 
 def test_layers_that_differ_are_not_folded() -> None:
     sets = [*SMALL, "model.decoder.head_dim=8", "model.decoder.layers={1: {num_heads: 2}}"]
-    report = report_on(read_subject(Question(arch="gpt", preset="tiny", sets=sets)))
+    report = report_on(read_subject(InspectRequest(arch="gpt", preset="tiny", sets=sets)))
     assert report.heads == {"decoder": [4, 2, 4]}
     assert [child.name for child in node(report.trees[0], "decoder", "blocks").children] == ["0", "1", "2"]
 
@@ -46,7 +46,7 @@ def test_layers_that_differ_are_not_folded() -> None:
 @pytest.mark.parametrize("preset", ["gpt/small", "llama/8b", "t5/small"])
 def test_cache_of_keys_and_values_is_what_decoding_allocates(preset: str) -> None:
     arch, name = preset.split("/")
-    subject = read_subject(Question(arch=arch, preset=name))
+    subject = read_subject(InspectRequest(arch=arch, preset=name))
     found = cache_size(subject.model, torch.bfloat16)
     assert found is not None
     cache = subject.model.new_cache(1, 100, device="meta", dtype=torch.bfloat16)
@@ -56,7 +56,7 @@ def test_cache_of_keys_and_values_is_what_decoding_allocates(preset: str) -> Non
 
 def test_cache_of_performer_does_not_grow() -> None:
     sets = [*SMALL, "model.decoder.attention={kind: performer, features: 24}"]
-    subject = read_subject(Question(arch="gpt", preset="tiny", sets=sets))
+    subject = read_subject(InspectRequest(arch="gpt", preset="tiny", sets=sets))
     found = cache_size(subject.model, torch.bfloat16)
     assert found is not None and found.per_token == 0 and found.at(10, 0) == found.at(10_000, 0)
     model = build_model(subject.recipe.model).eval()
@@ -67,21 +67,27 @@ def test_cache_of_performer_does_not_grow() -> None:
 
 
 def test_an_encoder_has_no_cache_and_a_decoder_beside_one_reads_the_source() -> None:
-    assert report_on(read_subject(Question(arch="bert", preset="tiny"))).cache is None
-    both = report_on(read_subject(Question(arch="transformer", preset="tiny"))).cache
+    assert report_on(read_subject(InspectRequest(arch="bert", preset="tiny"))).cache is None
+    both = report_on(read_subject(InspectRequest(arch="transformer", preset="tiny"))).cache
     assert both is not None and both.per_source_token > 0
     assert both.at(3, 5) == 3 * both.per_token + 5 * both.per_source_token
 
 
 def test_what_was_assumed_is_said() -> None:
-    assert any("96 tokens are assumed" in note for note in read_subject(Question(arch="gpt", preset="char")).notes)
-    assert read_subject(Question(arch="gpt", preset="char", vocab_size=65)).recipe.model.vocab_size == 65
-    assert any("labels: 2 are assumed" in note for note in read_subject(Question(arch="vit", preset="mnist")).notes)
-    assert not read_subject(Question(arch="gpt", preset="small")).notes
+    assert any(
+        "96 tokens are assumed" in note for note in read_subject(InspectRequest(arch="gpt", preset="char")).notes
+    )
+    assert read_subject(InspectRequest(arch="gpt", preset="char", vocab_size=65)).recipe.model.vocab_size == 65
+    assert any(
+        "labels: 2 are assumed" in note for note in read_subject(InspectRequest(arch="vit", preset="mnist")).notes
+    )
+    assert not read_subject(InspectRequest(arch="gpt", preset="small")).notes
 
 
 def test_steps_and_batches_follow_the_recipe_and_the_question() -> None:
-    report = report_on(read_subject(Question(arch="gpt", preset="tiny", sets=["training.grad_accum=3"], batch_size=5)))
+    report = report_on(
+        read_subject(InspectRequest(arch="gpt", preset="tiny", sets=["training.grad_accum=3"], batch_size=5))
+    )
     assert report.examples_per_step == 15
     document = report.to_json()
     assert document["flops"]["training_per_step"] == pytest.approx(15 * document["flops"]["training_per_example"])
@@ -94,7 +100,7 @@ def test_sizes_of_a_tree_without_operations() -> None:
 
 
 def test_a_table_that_the_generator_shares_is_counted_once() -> None:
-    report = report_on(read_subject(Question(arch="electra", preset="tiny")))
+    report = report_on(read_subject(InspectRequest(arch="electra", preset="tiny")))
     assert sum(tree.parameters for tree in report.trees) == report.parameters + report.generator_parameters
     assert node(report.trees[1], "embedding").tied["generator.embedding.weight"] == "embedding.weight"
     assert report.tied["generator.embedding.weight"] == "embedding.weight"
@@ -103,7 +109,7 @@ def test_a_table_that_the_generator_shares_is_counted_once() -> None:
 def test_layers_that_share_their_weights_are_counted_once_and_cost_as_much() -> None:
     sets = ["model.encoder.layer_groups=1", "model.embedding.size=64"]
     shared, separate = (
-        report_on(read_subject(Question(arch="bert", preset="tiny", sets=found))) for found in (sets, sets[1:])
+        report_on(read_subject(InspectRequest(arch="bert", preset="tiny", sets=found))) for found in (sets, sets[1:])
     )
     layer = node(separate.trees[0], "encoder", "blocks").parameters // 2
     assert shared.parameters == separate.parameters - layer == shared.trees[0].parameters
@@ -112,7 +118,7 @@ def test_layers_that_share_their_weights_are_counted_once_and_cost_as_much() -> 
 
 
 def test_the_tree_adds_up() -> None:
-    subject = read_subject(Question(arch="transformer", preset="base"))
+    subject = read_subject(InspectRequest(arch="transformer", preset="base"))
     flops = module_flops(subject.model, source_length=8, target_length=4)
     tree = build_tree(subject.model, flops)
     assert tree.parameters == subject.model.num_parameters() == 63_082_496

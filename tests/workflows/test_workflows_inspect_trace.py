@@ -11,7 +11,7 @@ from tformer.build import build_model
 from tformer.model import Transformer
 from tformer.nn.classification_heads import POOLINGS
 from tformer.recipe.model import Model
-from tformer.workflows.inspect.trace import Step, Trace, check_shape, empty_inputs, trace_shapes, value_of
+from tformer.workflows.inspect.trace import Trace, TraceStep, check_shape, empty_inputs, trace_shapes, value_of
 
 STACK: dict[str, Any] = {"num_layers": 2, "num_heads": 4, "feedforward": {"d_ff": 24}}
 B, S, T, D, V = 3, 7, 5, 16, 11
@@ -248,7 +248,7 @@ LINKED = {
 }  # fmt: skip
 
 
-def all_steps(trace: Trace) -> dict[str, Step]:
+def all_steps(trace: Trace) -> dict[str, TraceStep]:
     found = [step for part in trace.sections for step in part.steps]
     assert len({step.id for step in found}) == len(found)
     return {step.id: step for step in found}

@@ -21,7 +21,7 @@ from tformer.support.errors import InputError
 from tformer.tasks.base import HeldOut
 from tformer.tasks.tokenizers import decoder_context, text_context
 from tformer.workflows.prune.heads import attention_modules, gate_gradients, head_importance
-from tformer.workflows.prune.plan import Plan
+from tformer.workflows.prune.plan import PrunePlan
 from tformer.workflows.prune.pruning import Pruned, check_plan, prune
 
 BASE = "num_layers: 3, num_heads: 4"
@@ -61,7 +61,7 @@ def held_out(loaded: Loaded) -> HeldOut:
     return HeldOut("texts", Samples(pairs=pairs), objective, loaded.recipe, batch_size=5)
 
 
-def pruned(path: Path, out: Path, plan: Plan) -> Pruned:
+def pruned(path: Path, out: Path, plan: PrunePlan) -> Pruned:
     loaded = load(path)
     return prune(loaded, plan, out, held_out=held_out(loaded), evaluate=False)
 
@@ -85,7 +85,7 @@ def test_the_pruned_model_is_the_full_one_with_those_heads_silent(
     name: str, heads: float, per_layer: str, tmp_path: Path
 ) -> None:
     full = make(tmp_path / "full", MODELS[name])
-    made = pruned(full, tmp_path / "small", Plan(heads=str(heads), heads_per_layer=per_layer))
+    made = pruned(full, tmp_path / "small", PrunePlan(heads=str(heads), heads_per_layer=per_layer))
     gone = silent(made, full)
     assert made.heads is not None and made.heads.after < made.heads.before and any(gone.values())
     expected = output_without_heads(full, gone)
@@ -99,7 +99,7 @@ def test_the_pruned_model_is_the_full_one_with_those_heads_silent(
 def test_heads_of_other_attentions_are_silent_too_or_refused(kind: str, tmp_path: Path) -> None:
     full = make(tmp_path / "full", recipe_text(encoder=f"{BASE}, {EFFICIENT[kind]}"))
     try:
-        made = pruned(full, tmp_path / "small", Plan(heads="0.5"))
+        made = pruned(full, tmp_path / "small", PrunePlan(heads="0.5"))
     except InputError as error:
         assert f"model.encoder.attention.kind is {kind.split()[0]}" in error.message
         return
@@ -109,7 +109,7 @@ def test_heads_of_other_attentions_are_silent_too_or_refused(kind: str, tmp_path
 
 def test_weights_of_heads_that_stay_are_copied_exactly(tmp_path: Path) -> None:
     full = make(tmp_path / "full", MODELS["seq2seq"])
-    made = pruned(full, tmp_path / "small", Plan(heads="0.5"))
+    made = pruned(full, tmp_path / "small", PrunePlan(heads="0.5"))
     assert made.heads is not None
     old, new = (dict(load(path).model.state_dict()) for path in (full, made.path))
     [first, *_] = made.heads.layers["decoder"]
@@ -126,9 +126,9 @@ def test_weights_of_heads_that_stay_are_copied_exactly(tmp_path: Path) -> None:
 
 def test_even_heads_are_one_number_in_the_recipe_and_free_ones_belong_to_layers(tmp_path: Path) -> None:
     full = make(tmp_path / "full", MODELS["gpt"])
-    even = load(pruned(full, tmp_path / "even", Plan(heads="0.5")).path).recipe.model.decoder
+    even = load(pruned(full, tmp_path / "even", PrunePlan(heads="0.5")).path).recipe.model.decoder
     assert (even.num_heads, even.head_dim, even.layers) == (2, 3, {})
-    made = pruned(full, tmp_path / "free", Plan(heads="5", heads_per_layer="free"))
+    made = pruned(full, tmp_path / "free", PrunePlan(heads="5", heads_per_layer="free"))
     assert made.metric is None, "nothing was evaluated"
     free = load(made.path).recipe.model.decoder
     assert made.heads is not None and free.head_dim == 3
@@ -139,9 +139,9 @@ def test_even_heads_are_one_number_in_the_recipe_and_free_ones_belong_to_layers(
 
 def test_layers_and_heads_together(tmp_path: Path) -> None:
     full = make(tmp_path / "full", MODELS["gpt"])
-    both = pruned(full, tmp_path / "both", Plan(drop_layers="1", heads="0.5"))
-    shallow = prune(load(full), Plan(drop_layers="1"), tmp_path / "shallow", evaluate=False).path
-    assert torch.equal(output(both.path), output(pruned(shallow, tmp_path / "then", Plan(heads="0.5")).path))
+    both = pruned(full, tmp_path / "both", PrunePlan(drop_layers="1", heads="0.5"))
+    shallow = prune(load(full), PrunePlan(drop_layers="1"), tmp_path / "shallow", evaluate=False).path
+    assert torch.equal(output(both.path), output(pruned(shallow, tmp_path / "then", PrunePlan(heads="0.5")).path))
 
 
 # Importance
@@ -241,21 +241,21 @@ def test_measuring_leaves_no_trace_in_the_model(tmp_path: Path) -> None:
 def test_heads_that_cannot_leave_one_by_one_are_named(text: str, message: str, tmp_path: Path) -> None:
     full = make(tmp_path / "full", text)
     with pytest.raises(InputError, match=f"--drop-heads: {message}"):
-        pruned(full, tmp_path / "small", Plan(heads="0.5"))
+        pruned(full, tmp_path / "small", PrunePlan(heads="0.5"))
     assert not (tmp_path / "small").exists()
 
 
 def test_more_heads_than_can_go(tmp_path: Path) -> None:
     full = make(tmp_path / "full", MODELS["gpt"])
     with pytest.raises(InputError, match="at most 9 of 12 heads can be removed"):
-        pruned(full, tmp_path / "small", Plan(heads="10"))
+        pruned(full, tmp_path / "small", PrunePlan(heads="10"))
 
 
 def test_more_heads_than_can_go_are_refused_before_any_data_is_read(tmp_path: Path) -> None:
     loaded = load(make(tmp_path / "full", MODELS["gpt"]))
     with pytest.raises(InputError, match="at most 9 of 12 heads can be removed"):
-        check_plan(loaded, Plan(heads="1000000"))
-    check_plan(loaded, Plan(heads="9"))
+        check_plan(loaded, PrunePlan(heads="1000000"))
+    check_plan(loaded, PrunePlan(heads="9"))
 
 
 def test_importance_of_nothing(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tformer.workflows.prune.layers import (
     num_trials,
     search_layers,
 )
-from tformer.workflows.prune.plan import Plan
+from tformer.workflows.prune.plan import PrunePlan
 from tformer.workflows.prune.pruning import check_plan, cost, only_layers, prune
 
 # Every other
@@ -206,7 +206,7 @@ MODELS = {
 }  # fmt: skip
 
 
-def pruned(path: Path, out: Path, plan: Plan) -> Path:
+def pruned(path: Path, out: Path, plan: PrunePlan) -> Path:
     return prune(load(path), plan, out, evaluate=False).path
 
 
@@ -220,7 +220,7 @@ def test_the_pruned_model_is_the_full_one_with_those_layers_skipped(
     name: str, dropped: tuple[int, ...], tmp_path: Path
 ) -> None:
     full = make(tmp_path / "full", MODELS[name])
-    small = pruned(full, tmp_path / "small", Plan(drop_layers=",".join(map(str, dropped))))
+    small = pruned(full, tmp_path / "small", PrunePlan(drop_layers=",".join(map(str, dropped))))
     expected = output_without_layers(full, dict.fromkeys(sides(full), dropped))
     assert torch.equal(output(small), expected)
     assert not torch.allclose(output(full), expected)
@@ -229,7 +229,7 @@ def test_the_pruned_model_is_the_full_one_with_those_layers_skipped(
 @pytest.mark.parametrize(("kind", "dropped"), list(zip(EFFICIENT, cycle([(0,), (1, 3)]))))
 def test_layers_of_other_attentions(kind: str, dropped: tuple[int, ...], tmp_path: Path) -> None:
     full = make(tmp_path / "full", recipe_text(encoder=f"{BASE}, {EFFICIENT[kind]}"))
-    small = pruned(full, tmp_path / "small", Plan(drop_layers=",".join(map(str, dropped))))
+    small = pruned(full, tmp_path / "small", PrunePlan(drop_layers=",".join(map(str, dropped))))
     assert torch.equal(output(small), output_without_layers(full, {"encoder": dropped}))
 
 
@@ -237,7 +237,7 @@ def test_layers_of_other_attentions(kind: str, dropped: tuple[int, ...], tmp_pat
 def test_random_blocks_that_a_new_number_redraws_are_told(dropped: tuple[int, ...], told: str, tmp_path: Path) -> None:
     attention = "attention: {kind: bigbird, block: 2, random_blocks: 1}"
     full = make(tmp_path / "full", recipe_text(encoder=f"{BASE}, {attention}"))
-    made = prune(load(full), Plan(drop_layers=",".join(map(str, dropped))), tmp_path / "small", evaluate=False)
+    made = prune(load(full), PrunePlan(drop_layers=",".join(map(str, dropped))), tmp_path / "small", evaluate=False)
     notes = [note for note in made.notes if "random blocks" in note]
     assert bool(notes) == bool(told) and all(told in note for note in notes)
     if not told:  # nothing moved
@@ -247,7 +247,7 @@ def test_random_blocks_that_a_new_number_redraws_are_told(dropped: tuple[int, ..
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
 def test_one_stack_alone(stack: str, tmp_path: Path) -> None:
     full = make(tmp_path / "full", MODELS["seq2seq"])
-    small = pruned(full, tmp_path / "small", Plan(keep_layers="1,2", stack=stack))
+    small = pruned(full, tmp_path / "small", PrunePlan(keep_layers="1,2", stack=stack))
     assert torch.equal(output(small), output_without_layers(full, {stack: (0, 3)}))
     model = load(small).recipe.model
     assert {side: getattr(model, side).num_layers for side in ("encoder", "decoder")} == {
@@ -266,7 +266,7 @@ def test_a_search_runs_the_very_model_that_it_would_write(name: str, tmp_path: P
 
 def test_overrides_follow_their_layer(tmp_path: Path) -> None:
     full = make(tmp_path / "full", MODELS["overrides"])
-    small = pruned(full, tmp_path / "small", Plan(keep_layers="2,3"))
+    small = pruned(full, tmp_path / "small", PrunePlan(keep_layers="2,3"))
     assert load(small).recipe.model.decoder.layers == {
         0: {"attention": {"scale": 0.3}, "dropout": 0.2}, 1: {"norm": {"eps": 0.1}}
     }  # fmt: skip
@@ -274,7 +274,7 @@ def test_overrides_follow_their_layer(tmp_path: Path) -> None:
 
 def test_what_is_not_pruned_stays_to_the_byte(tmp_path: Path) -> None:
     full = make(tmp_path / "full", MODELS["seq2seq"])
-    small = pruned(full, tmp_path / "small", Plan(drop_layers="0"))
+    small = pruned(full, tmp_path / "small", PrunePlan(drop_layers="0"))
     before, after = read_checkpoint(full), read_checkpoint(small)
     assert after.tokenizer_sha256 == before.tokenizer_sha256 and after.tokenizer_json == before.tokenizer_json
     assert after.step == before.step and not after.has("optimizer") and after.manifest.score is None
@@ -290,7 +290,7 @@ def test_what_is_not_pruned_stays_to_the_byte(tmp_path: Path) -> None:
 def test_learned_rates_choose_and_become_the_plain_rate(tmp_path: Path) -> None:
     full = make(tmp_path / "full", MODELS["learned"])
     rates = load(full).model.decoder.layerdrop_rates()
-    made = prune(load(full), Plan(keep=2, strategy="learned"), tmp_path / "small", evaluate=False)
+    made = prune(load(full), PrunePlan(keep=2, strategy="learned"), tmp_path / "small", evaluate=False)
     kept = made.layers["decoder"].kept
     assert max(rates[layer] for layer in kept) < min(rates[layer] for layer in made.layers["decoder"].dropped)
     assert load(made.path).recipe.model.decoder.layerdrop == 0.2 and any("plain rate" in note for note in made.notes)
@@ -299,7 +299,7 @@ def test_learned_rates_choose_and_become_the_plain_rate(tmp_path: Path) -> None:
 
 def test_averaged_weights_are_what_is_pruned(tmp_path: Path) -> None:
     full = make(tmp_path / "full", MODELS["gpt"], ema=True)
-    small = pruned(full, tmp_path / "small", Plan(drop_layers="2"))
+    small = pruned(full, tmp_path / "small", PrunePlan(drop_layers="2"))
     assert not read_checkpoint(small).has("ema")
     assert torch.equal(output(small), output_without_layers(full, {"decoder": (2,)}))  # `load` takes the averages
     plain = make(tmp_path / "plain", MODELS["gpt"])
@@ -308,8 +308,8 @@ def test_averaged_weights_are_what_is_pruned(tmp_path: Path) -> None:
 
 def test_a_pruned_model_can_be_pruned_again(tmp_path: Path) -> None:
     full = make(tmp_path / "full", MODELS["shaw"])
-    once = pruned(full, tmp_path / "once", Plan(drop_layers="1"))
-    twice = pruned(once, tmp_path / "twice", Plan(drop_layers="1"))
+    once = pruned(full, tmp_path / "once", PrunePlan(drop_layers="1"))
+    twice = pruned(once, tmp_path / "twice", PrunePlan(drop_layers="1"))
     assert torch.equal(output(twice), output_without_layers(full, {"decoder": (1, 2)}))
 
 
@@ -319,18 +319,18 @@ def test_a_pruned_model_can_be_pruned_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "plan", "message"),
     [
-        ("gpt", Plan(drop_layers="4"), "--drop-layers: the decoder has no layer 4"),
-        ("gpt", Plan(drop_layers="0", stack="encoder"), "--stack encoder: the model has no encoder"),
-        ("gpt", Plan(drop_layers="0", stack="both"), "--stack both: the model has no encoder"),
-        ("gpt", Plan(keep=4), "nothing would be removed: the decoder has 4 layers"),
-        ("gpt", Plan(keep=5), "--keep 5: the decoder has 4 layers"),
-        ("gpt", Plan(rate=0.1), "nothing would be removed"),
-        ("gpt", Plan(keep=2, strategy="learned"), r"model\.decoder\.layerdrop of this model has no learned rates"),
-        ("seq2seq", Plan(keep=2, strategy="learned"), r"model\.encoder\.layerdrop"),
+        ("gpt", PrunePlan(drop_layers="4"), "--drop-layers: the decoder has no layer 4"),
+        ("gpt", PrunePlan(drop_layers="0", stack="encoder"), "--stack encoder: the model has no encoder"),
+        ("gpt", PrunePlan(drop_layers="0", stack="both"), "--stack both: the model has no encoder"),
+        ("gpt", PrunePlan(keep=4), "nothing would be removed: the decoder has 4 layers"),
+        ("gpt", PrunePlan(keep=5), "--keep 5: the decoder has 4 layers"),
+        ("gpt", PrunePlan(rate=0.1), "nothing would be removed"),
+        ("gpt", PrunePlan(keep=2, strategy="learned"), r"model\.decoder\.layerdrop of this model has no learned rates"),
+        ("seq2seq", PrunePlan(keep=2, strategy="learned"), r"model\.encoder\.layerdrop"),
     ],
 )
 def test_a_plan_that_does_not_fit_is_named_and_nothing_written(
-    name: str, plan: Plan, message: str, tmp_path: Path
+    name: str, plan: PrunePlan, message: str, tmp_path: Path
 ) -> None:
     full = make(tmp_path / "full", MODELS[name])
     with pytest.raises(InputError, match=message):
@@ -338,8 +338,8 @@ def test_a_plan_that_does_not_fit_is_named_and_nothing_written(
     assert not (tmp_path / "small").exists()
 
 
-@pytest.mark.parametrize("plan", [Plan(keep=2), Plan(heads="1")], ids=["layers", "heads"])
-def test_layers_that_share_their_weights_stay(plan: Plan, tmp_path: Path) -> None:
+@pytest.mark.parametrize("plan", [PrunePlan(keep=2), PrunePlan(heads="1")], ids=["layers", "heads"])
+def test_layers_that_share_their_weights_stay(plan: PrunePlan, tmp_path: Path) -> None:
     full = make(tmp_path / "full", recipe_text(decoder=f"{BASE}, layer_groups: 2"))
     with pytest.raises(InputError, match=r"model\.decoder\.layer_groups is 2: layers that share weights cannot be"):
         check_plan(load(full), plan)
@@ -347,7 +347,7 @@ def test_layers_that_share_their_weights_stay(plan: Plan, tmp_path: Path) -> Non
 
 def test_a_single_layer_cannot_go(tmp_path: Path) -> None:
     full = make(tmp_path / "full", recipe_text(decoder="num_layers: 1, num_heads: 3"))
-    for plan in (Plan(rate=0.5), Plan(keep=1)):
+    for plan in (PrunePlan(rate=0.5), PrunePlan(keep=1)):
         with pytest.raises(InputError, match="nothing can be pruned: the decoder has 1 layer, which must stay"):
             pruned(full, tmp_path / "small", plan)
 
@@ -355,7 +355,7 @@ def test_a_single_layer_cannot_go(tmp_path: Path) -> None:
 def test_what_stands_at_out_stays(tmp_path: Path) -> None:
     full = make(tmp_path / "full", MODELS["gpt"])
     with pytest.raises(InputError, match="full exists already"):
-        pruned(full, full, Plan(drop_layers="0"))
+        pruned(full, full, PrunePlan(drop_layers="0"))
 
 
 def test_the_cost_is_that_of_each_layers_own_attention(tmp_path: Path) -> None:
@@ -375,6 +375,10 @@ def test_an_interruption_writes_nothing(tmp_path: Path) -> None:
     full = make(tmp_path / "full", MODELS["gpt"])
     with pytest.raises(Interrupted):
         prune(
-            load(full), Plan(drop_layers="0"), tmp_path / "small", evaluate=False, work=Work(should_stop=lambda: True)
+            load(full),
+            PrunePlan(drop_layers="0"),
+            tmp_path / "small",
+            evaluate=False,
+            work=Work(should_stop=lambda: True),
         )
     assert not (tmp_path / "small").exists()

@@ -12,12 +12,12 @@ from tests.workflows.test_workflows_prune_layers import FLAT
 from tests.workflows.test_workflows_sweep_plan import of_flags
 from tformer.support.errors import InputError
 from tformer.training.options import train_flags
-from tformer.workflows.inspect.subject import Question, read_subject
+from tformer.workflows.inspect.subject import InspectRequest, read_subject
 from tformer.workflows.prune.heads import choose_heads
 from tformer.workflows.prune.layers import named_layers, num_kept
 from tformer.workflows.runs.summary import find_runs
 from tformer.workflows.sweep.grid import OWN_FLAGS, train_options
-from tformer.workflows.sweep.plan import Plan, Task, read_plan
+from tformer.workflows.sweep.plan import SweepPlan, SweepTask, read_plan
 from tformer.workflows.sweep.run import resolve_plan
 
 GIVEN_BY_THE_SWEEP = ("--seed", "--out", "--resume", "--json", "--arch", "--config")
@@ -30,7 +30,9 @@ def axes(*vary: str) -> Call:
 
 
 def grid(vary: dict[str, tuple[Any, ...]], sets: dict[str, Any] | None = None, **more: Any) -> Call:
-    return lambda recipe: resolve_plan(Plan(tasks=(Task(config=str(recipe), vary=vary, set=sets or {}),), **more))
+    return lambda recipe: resolve_plan(
+        SweepPlan(tasks=(SweepTask(config=str(recipe), vary=vary, set=sets or {}),), **more)
+    )
 
 
 REFUSALS: list[tuple[Call, str]] = [
@@ -54,7 +56,7 @@ REFUSALS: list[tuple[Call, str]] = [
     (grid({"model.decoder.dropout": (0.0, 0.1)}, seeds=10**8), "give 200,000,000 trainings, expected at most 10,000"),
     (
         lambda recipe: resolve_plan(
-            Plan(tasks=(Task(name="good", config=str(recipe)), Task(name="bad", arch="nothing")))
+            SweepPlan(tasks=(SweepTask(name="good", config=str(recipe)), SweepTask(name="bad", arch="nothing")))
         ),
         "task bad: --arch: unknown arch 'nothing'",
     ),
@@ -78,11 +80,11 @@ REFUSALS: list[tuple[Call, str]] = [
         for way in ("even", "free")
     ),
     (
-        lambda recipe: read_subject(Question(arch="gpt", preset="small", seq_len=2000)),
+        lambda recipe: read_subject(InspectRequest(arch="gpt", preset="small", seq_len=2000)),
         "--seq-len 2000: the model has 1024 learned positions",
     ),
     (
-        lambda recipe: read_subject(Question(arch="vit", preset="mnist", seq_len=7)),
+        lambda recipe: read_subject(InspectRequest(arch="vit", preset="mnist", seq_len=7)),
         "an image of this model always has 49 positions",
     ),
     (lambda recipe: find_runs([recipe.parent / "missing"]), "missing does not exist"),

@@ -22,7 +22,7 @@ from tformer.workflows.sweep.grid import (
     train_options,
     variants_of,
 )
-from tformer.workflows.sweep.plan import Plan, Task, list_plans, parse_vary, plan_of_flags, read_plan
+from tformer.workflows.sweep.plan import SweepPlan, SweepTask, list_plans, parse_vary, plan_of_flags, read_plan
 from tformer.workflows.sweep.run import resolve_plan
 
 BOTH: dict[str, Any] = {"model": {"encoder": {"norm": {}}, "decoder": {"norm": {}}}}
@@ -30,7 +30,7 @@ DECODER: dict[str, Any] = {"model": {"encoder": None, "decoder": {"norm": {}}}}
 
 
 def of(vary: dict[str, list[Any]], recipe: dict[str, Any] = BOTH) -> list[Any]:
-    return variants_of(Task(vary={key: tuple(values) for key, values in vary.items()}), recipe=recipe, prefix="")
+    return variants_of(SweepTask(vary={key: tuple(values) for key, values in vary.items()}), recipe=recipe, prefix="")
 
 
 def test_axes_make_their_product_with_the_last_axis_fastest() -> None:
@@ -70,7 +70,7 @@ def test_coupled_keys_change_together_and_show_the_first_where_it_tells_all() ->
 
 def test_labels_are_short_but_never_the_same() -> None:
     axes = axes_of(
-        Task(vary={"model.encoder.dropout": (0, 1), "model.decoder.dropout": (0, 1), "optimizer.lr": (1, 2)})
+        SweepTask(vary={"model.encoder.dropout": (0, 1), "model.decoder.dropout": (0, 1), "optimizer.lr": (1, 2)})
     )
     assert [axis.label for axis in axes] == ["model.encoder.dropout", "model.decoder.dropout", "lr"]
 
@@ -135,7 +135,7 @@ tasks:
 """
 
 
-def of_flags(**changes: Any) -> Plan:
+def of_flags(**changes: Any) -> SweepPlan:
     options: dict[str, Any] = {
         "config": None,
         "arch": "gpt",
@@ -150,7 +150,7 @@ def of_flags(**changes: Any) -> Plan:
     return plan_of_flags(**{**options, **changes})
 
 
-def written(folder: Path, text: str) -> Plan:
+def written(folder: Path, text: str) -> SweepPlan:
     path = folder / "plan.yaml"
     path.write_text(text, encoding="utf-8")
     return read_plan(str(path))
@@ -296,9 +296,9 @@ def test_the_tears_plan_varies_what_the_paper_does(monkeypatch: pytest.MonkeyPat
     assert len(seen) == 32 and len(others) == 1
 
 
-def plan(recipe: Path, vary: dict[str, list[Any]], **more: Any) -> Plan:
+def plan(recipe: Path, vary: dict[str, list[Any]], **more: Any) -> SweepPlan:
     axes = {key: tuple(values) for key, values in vary.items()}
-    return Plan(tasks=(Task(config=str(recipe), vary=axes, **more),), seeds=2)
+    return SweepPlan(tasks=(SweepTask(config=str(recipe), vary=axes, **more),), seeds=2)
 
 
 def test_cells_have_recipes_of_their_own_and_seeds_that_count_on(tiny_recipe: Path) -> None:
@@ -321,7 +321,7 @@ def test_such_variants_can_be_left_out_and_are_named(tiny_recipe: Path) -> None:
 
 def test_flags_of_train_decide_on_the_recipe_as_they_do_there() -> None:
     words = ["--data", "a.tsv", "--valid=b.tsv", "--objective", "regression", "--lr", "0.5", "--set", "data.seq_len=9"]
-    recipe = start_of(Task(arch="bert", preset="tiny", train=tuple(words)), (), max_steps=7, seed=3).recipe
+    recipe = start_of(SweepTask(arch="bert", preset="tiny", train=tuple(words)), (), max_steps=7, seed=3).recipe
     assert [spec.path for spec in (*recipe.data.train, *recipe.data.valid)] == ["a.tsv", "b.tsv"]
     assert recipe.objectives[0].kind == "regression" and recipe.model.heads[0].kind == "regression"
     assert (recipe.optimizer.lr, recipe.data.seq_len, recipe.training.max_steps, recipe.seed) == (0.5, 9, 7, 3)

@@ -19,7 +19,7 @@ from tformer.support.processes import python_command
 from tformer.workers.work import Work, never
 from tformer.workflows.sweep import cells
 from tformer.workflows.sweep.cells import Ended, Result, run_child
-from tformer.workflows.sweep.plan import Plan, Task
+from tformer.workflows.sweep.plan import SweepPlan, SweepTask
 from tformer.workflows.sweep.run import resolve_plan, run_sweep
 
 
@@ -96,11 +96,11 @@ class Sweeps:
     out: Path
     children: Children
 
-    def plan(self, seeds: int = 1, **more: Any) -> Plan:
-        task = Task(config=str(self.recipe), **{"vary": {"model.*.norm.place": ("pre", "post")}, **more})
-        return Plan(seeds=seeds, tasks=(task,))
+    def plan(self, seeds: int = 1, **more: Any) -> SweepPlan:
+        task = SweepTask(config=str(self.recipe), **{"vary": {"model.*.norm.place": ("pre", "post")}, **more})
+        return SweepPlan(seeds=seeds, tasks=(task,))
 
-    def run(self, plan: Plan | None = None, **more: Any) -> tuple[list[Result], list[tuple[str, bool]]]:
+    def run(self, plan: SweepPlan | None = None, **more: Any) -> tuple[list[Result], list[tuple[str, bool]]]:
         """Sweep, and note only the commands of this sweep; the results, and (status, finished before) as told."""
         told: list[tuple[str, bool]] = []
         plan, work = plan or self.plan(), Work(should_stop=lambda: self.children.stopping)
@@ -149,16 +149,20 @@ def test_only_the_first_cell_trains_the_tokenizer(sweeps: Sweeps) -> None:
 
 def test_tasks_share_a_tokenizer_where_their_texts_are_the_same(sweeps: Sweeps) -> None:
     same = {"config": str(sweeps.recipe), "train": ("--data", "a.txt")}
-    tasks = (Task(name="one", **same), Task(name="two", **same), Task(name="three", config=str(sweeps.recipe)))
+    tasks = (
+        SweepTask(name="one", **same),
+        SweepTask(name="two", **same),
+        SweepTask(name="three", config=str(sweeps.recipe)),
+    )
     columns = {"data.columns.text": ("a", "b")}
-    tasks = (*tasks, Task(name="columns", config=str(sweeps.recipe), vary=columns))
-    sweeps.run(Plan(tasks=tasks))
+    tasks = (*tasks, SweepTask(name="columns", config=str(sweeps.recipe), vary=columns))
+    sweeps.run(SweepPlan(tasks=tasks))
     assert ["--tokenizer" in words for words in sweeps.children.commands] == [False, True, False, False, False]
 
 
 def test_cells_with_other_vocabularies_train_their_own(sweeps: Sweeps) -> None:
     axis = {"tokenizer.train.min_frequency": (1, 2), "model.*.norm.place": ("pre", "post")}
-    sweeps.run(Plan(tasks=(Task(config=str(sweeps.recipe), vary=axis),)))
+    sweeps.run(SweepPlan(tasks=(SweepTask(config=str(sweeps.recipe), vary=axis),)))
     assert ["--tokenizer" in words for words in sweeps.children.commands] == [False, True, False, True]
 
 
@@ -289,7 +293,7 @@ def test_a_folder_with_something_else_is_refused(sweeps: Sweeps) -> None:
 
 
 def test_variants_left_out_are_rows_too(sweeps: Sweeps) -> None:
-    task = Task(config=str(sweeps.recipe), vary={"model.decoder.num_heads": (3, 2)})
-    results, _ = sweeps.run(Plan(tasks=(task,)))
+    task = SweepTask(config=str(sweeps.recipe), vary={"model.decoder.num_heads": (3, 2)})
+    results, _ = sweeps.run(SweepPlan(tasks=(task,)))
     assert [(result.choices["num_heads"], result.status) for result in results] == [("3", "left out"), ("2", "done")]
     assert "left out" in sweeps.table()

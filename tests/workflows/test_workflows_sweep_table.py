@@ -20,11 +20,20 @@ from hypothesis import strategies as st
 from tformer.metrics.statistics import Stat
 from tformer.workflows.sweep.cells import Result, read_run
 from tformer.workflows.sweep.pictures import draw
-from tformer.workflows.sweep.plan import Plan, Task
-from tformer.workflows.sweep.table import Column, Row, Table, latex, make_table, markdown, show_metric, write_tables
+from tformer.workflows.sweep.plan import SweepPlan, SweepTask
+from tformer.workflows.sweep.table import (
+    Column,
+    SweepRow,
+    SweepTable,
+    latex,
+    make_table,
+    markdown,
+    show_metric,
+    write_tables,
+)
 
-LM = Task(name="lm", vary={"optimizer.lr": (0.1, 0.2)}, evaluate={"longer": ()})
-PAIRS = Task(name="pairs", vary={"optimizer.lr": (0.1, 0.2), "model.*.norm.place": ("pre",)})
+LM = SweepTask(name="lm", vary={"optimizer.lr": (0.1, 0.2)}, evaluate={"longer": ()})
+PAIRS = SweepTask(name="pairs", vary={"optimizer.lr": (0.1, 0.2), "model.*.norm.place": ("pre",)})
 
 
 def result(task: str = "lm", lr: str = "0.1", seed: int = 1, best: float | None = 2.0, **more: Any) -> Result:
@@ -47,8 +56,8 @@ def seeds(lr: str, *bests: float, **more: Any) -> list[Result]:
     return [result(lr=lr, seed=seed, best=best, **more) for seed, best in enumerate(bests, start=1)]
 
 
-def table_of(results: list[Result], *tasks: Task) -> list[dict[str, str]]:
-    table = make_table(Plan(tasks=tasks or (LM,)), results)
+def table_of(results: list[Result], *tasks: SweepTask) -> list[dict[str, str]]:
+    table = make_table(SweepPlan(tasks=tasks or (LM,)), results)
     return [
         dict(zip(table.headings, table.cells(row, mark=lambda text: f"*{text}*"), strict=True)) for row in table.rows
     ]
@@ -96,16 +105,16 @@ def test_variants_within_noise_of_the_best_are_marked_with_it() -> None:
     close, worse = [*seeds("0.1", 6.31, 6.33), *seeds("0.2", 6.32, 6.34)], seeds("0.3", 7.0, 7.02)
     assert ["*" in row["loss"] for row in table_of([*close, *worse])] == [True, True, False]
     assert ["*" in row["loss"] for row in table_of(close)] == [False, False]  # all tie
-    [remark] = make_table(Plan(tasks=(LM,)), close).remarks()
+    [remark] = make_table(SweepPlan(tasks=(LM,)), close).remarks()
     assert remark.startswith("no variant is marked as the best: they differ by less than twice the standard error")
 
 
 def test_one_seed_marks_no_variant_and_the_table_says_why() -> None:
     results = [result(lr="0.1", best=6.3146), result(lr="0.2", best=6.3144)]
     assert [row["loss"] for row in table_of(results)] == ["6.3146", "6.3144"]
-    [remark] = make_table(Plan(tasks=(LM,)), results).remarks()
+    [remark] = make_table(SweepPlan(tasks=(LM,)), results).remarks()
     assert remark.startswith("one seed: no variant is marked") and "--seeds 3" in remark
-    assert make_table(Plan(tasks=(LM,)), results[:1]).remarks() == []  # no rival
+    assert make_table(SweepPlan(tasks=(LM,)), results[:1]).remarks() == []  # no rival
 
 
 def test_a_variant_of_which_one_seed_is_left_is_judged_by_the_deviation_of_the_other() -> None:
@@ -149,7 +158,7 @@ def test_evaluations_are_columns_and_tell_how_they_failed() -> None:
 
 def test_files_hold_every_figure(tmp_path: Path) -> None:
     results = [result(seed=1, best=1.0), result(seed=2, best=3.0), result(lr="0.2", status="killed", best=None)]
-    plan = Plan(tasks=(LM,))
+    plan = SweepPlan(tasks=(LM,))
     write_tables(plan, make_table(plan, results), results, tmp_path)
     variants = list(csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text())))
     assert len(variants) == 2 and float(variants[0]["valid.loss"]) == 2.0
@@ -166,7 +175,7 @@ def test_files_hold_every_figure(tmp_path: Path) -> None:
 
 
 def test_markdown_is_one_table_with_the_best_in_bold() -> None:
-    table = make_table(Plan(tasks=(LM,)), [*seeds("0.1", 1.0, 1.1), *seeds("0.2", 2.0, 2.1)])
+    table = make_table(SweepPlan(tasks=(LM,)), [*seeds("0.1", 1.0, 1.1), *seeds("0.2", 2.0, 2.1)])
     lines = markdown(table).splitlines()
     assert len(lines) == 4 and len({line.count("|") for line in lines}) == 1
     assert "**1.0500 ± 0.0707**" in lines[2] and "**" not in lines[3]
@@ -265,7 +274,7 @@ def read_tabular(source: str) -> tuple[str, list[list[str]]]:
     ],
 )
 def test_the_reader_of_latex_refuses_what_latex_would(right: str, wrong: str) -> None:
-    source = latex(make_table(Plan(tasks=(LM,)), [result()]))
+    source = latex(make_table(SweepPlan(tasks=(LM,)), [result()]))
     assert read_tabular(source)[1][1][0] == "0.1" and right in source
     with pytest.raises((AssertionError, IndexError)):
         read_tabular(source.replace(right, wrong, 1))
@@ -275,7 +284,7 @@ SPECIAL = r"50% of $x_1$ & {#2} ~ ^ \ <|> [a] *"
 
 
 def test_latex_is_the_same_table_as_markdown(tmp_path: Path) -> None:
-    plan = Plan(tasks=(LM, PAIRS))
+    plan = SweepPlan(tasks=(LM, PAIRS))
     bleu = [result("pairs", lr, seed, best=20.0, metric="bleu") for lr in ("0.1", SPECIAL) for seed in (1, 2)]
     results = [
         *seeds("0.1", 1.0, 1.1),
@@ -305,10 +314,10 @@ def test_every_name_of_a_variant_is_a_cell_of_latex(names: list[str], tasks: lis
     column = Column("valid.loss", title, show_metric, judged=True)
     metrics = {"valid.loss": "loss"}
     rows = [
-        Row(of_task[task], {axis: value}, 2, {failure: 1}, {"valid.loss": Stat(number, 0.1, 2)}, metrics)
+        SweepRow(of_task[task], {axis: value}, 2, {failure: 1}, {"valid.loss": Stat(number, 0.1, 2)}, metrics)
         for number, task in enumerate(sorted(tasks))
     ]
-    table = Table("sweep", (axis,), (column,), tuple(rows))
+    table = SweepTable("sweep", (axis,), (column,), tuple(rows))
 
     def printed(cells: list[str]) -> list[str]:
         return [re.sub(r"[\x00-\x20\x7f-\x9f]+", " ", cell).strip(" ") for cell in cells]
@@ -320,16 +329,16 @@ def test_every_name_of_a_variant_is_a_cell_of_latex(names: list[str], tasks: lis
 
 def test_curves_are_means_over_seeds_and_of_tasks_apart(tmp_path: Path) -> None:
     results = [result(seed=1), result(seed=2, best=4.0)]
-    names = [path.name for path in draw(Plan(tasks=(LM,)), results, tmp_path)]
+    names = [path.name for path in draw(SweepPlan(tasks=(LM,)), results, tmp_path)]
     assert names == ["curves.svg", "curves.png"] and (tmp_path / "curves.svg").read_text().startswith("<?xml")
     both = [*results, result("pairs", metric="bleu")]
-    names = [path.name for path in draw(Plan(tasks=(LM, PAIRS)), both, tmp_path)]
+    names = [path.name for path in draw(SweepPlan(tasks=(LM, PAIRS)), both, tmp_path)]
     assert names == ["curves-lm.svg", "curves-lm.png", "curves-pairs.svg", "curves-pairs.png"]
-    assert draw(Plan(tasks=(LM,)), [result(curve=[], status="refused")], tmp_path) == []
+    assert draw(SweepPlan(tasks=(LM,)), [result(curve=[], status="refused")], tmp_path) == []
 
 
 def test_an_axis_over_the_size_of_the_data_is_a_learning_curve(tmp_path: Path) -> None:
-    task = Task(name="lm", vary={"data.fraction": (0.1, 1), "optimizer.lr": (1, 2)}, evaluate={"test": ("--x",)})
+    task = SweepTask(name="lm", vary={"data.fraction": (0.1, 1), "optimizer.lr": (1, 2)}, evaluate={"test": ("--x",)})
     results = [
         result(lr=lr, seed=seed, best=best + int(lr), metric="accuracy",
                evaluate={"test": {"metric": "loss", "value": best}})
@@ -340,7 +349,7 @@ def test_an_axis_over_the_size_of_the_data_is_a_learning_curve(tmp_path: Path) -
     for one, fraction in zip(results, ["0.1", "0.1", "1", "1"] * 2, strict=True):
         one.choices["fraction"] = fraction
     results.append(result(best=None, status="diverged", curve=[]))
-    names = [path.name for path in draw(Plan(tasks=(task,)), results, tmp_path)]
+    names = [path.name for path in draw(SweepPlan(tasks=(task,)), results, tmp_path)]
     assert names[2:] == [f"learning-curve.{suffix}" for suffix in ("html", "svg", "png", "csv")]
     rows = list(csv.DictReader((tmp_path / "learning-curve.csv").open()))
     assert [row["plot"] for row in rows] == ["validation: accuracy"] * 4 + ["test: loss"] * 4
@@ -356,10 +365,12 @@ def test_evaluations_by_position_are_curves_with_error_bars(tmp_path: Path) -> N
         rows = [{"from": 8 * n, "to": 8 * n + 7, "tokens": 5, "loss": loss} for n, loss in enumerate(losses)]
         return {"far / away": {"metric": "loss", "value": 1.0, "by": {"axis": "position", "rows": rows}}}
 
-    task = Task(name="lm", vary={"optimizer.lr": (0.1, 0.2)}, evaluate={"far / away": ("--by", "position"), "near": ()})
+    task = SweepTask(
+        name="lm", vary={"optimizer.lr": (0.1, 0.2)}, evaluate={"far / away": ("--by", "position"), "near": ()}
+    )
     results = [result(seed=1, evaluate=far(2.0, 1.0)), result(seed=2, evaluate=far(4.0, 1.0))]
     results.append(result(lr="0.2", evaluate=far(3.0, 3.0) | {"near": {"metric": "loss", "value": 1.0}}))
-    names = [path.name for path in draw(Plan(tasks=(task,)), results, tmp_path)]
+    names = [path.name for path in draw(SweepPlan(tasks=(task,)), results, tmp_path)]
     assert names[2:] == [f"far-away-by-position.{suffix}" for suffix in ("html", "svg", "png", "csv")]
     rows = list(csv.reader((tmp_path / "far-away-by-position.csv").open()))
     assert rows[0] == ["plot", "line", "x", "y", "spread"]

@@ -115,7 +115,7 @@ class SpeedOptions(Checked):
 
 
 @dataclass(frozen=True)
-class TrainOptions(SpeedOptions):
+class BenchTrainOptions(SpeedOptions):
     """The options of `tformer bench train`."""
 
     work = "train"
@@ -124,7 +124,7 @@ class TrainOptions(SpeedOptions):
 
 
 @dataclass(frozen=True)
-class GenerateOptions(SpeedOptions):
+class BenchGenerateOptions(SpeedOptions):
     """The options of `tformer bench generate`."""
 
     RULES = COMPILE_RULES
@@ -136,7 +136,7 @@ class GenerateOptions(SpeedOptions):
 
 
 @dataclass(frozen=True)
-class TranslateOptions(SpeedOptions):
+class BenchTranslateOptions(SpeedOptions):
     """The options of `tformer bench translate`."""
 
     RULES = COMPILE_RULES

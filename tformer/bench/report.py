@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tformer.bench.machine import roofline_line
-from tformer.bench.speed import Entry, Row, SpeedBench
+from tformer.bench.speed import ContenderSpec, Measurement, SpeedBench
 from tformer.support.formatting import binary_bytes, ratio
 
 UNSTEADY = 0.2
@@ -15,7 +15,7 @@ UNSTEADY = 0.2
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """The first column holds names, the others numbers or why there are none."""
 
     title: str
@@ -23,7 +23,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
 
-def markdown(table: Table) -> str:
+def markdown(table: ReportTable) -> str:
     """The title as a paragraph, and the table with its numbers flush right."""
 
     def line(cells: Sequence[str]) -> str:
@@ -38,7 +38,7 @@ def bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def row_line(row: Row) -> str:
+def row_line(row: Measurement) -> str:
     """A line on a measured row."""
     speed = row.failed if row.failed is not None else f"{row.tokens_per_second:,.0f} tokens/s"
     return f"{row.entry.label}, batch {row.batch_size}: {speed}"
@@ -47,7 +47,7 @@ def row_line(row: Row) -> str:
 # --- the JSON document ------------------------------------------------------------------------------------------------
 
 
-def document(bench: SpeedBench, rows: Sequence[Row]) -> dict[str, Any]:
+def document(bench: SpeedBench, rows: Sequence[Measurement]) -> dict[str, Any]:
     """The JSON document of `--json`, without command and environment."""
     best = best_rows(rows)
     return {
@@ -67,7 +67,7 @@ def document(bench: SpeedBench, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _row_document(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
+def _row_document(row: Measurement, rows: Sequence[Measurement]) -> dict[str, Any]:
     """One row with all keys; None where a value is unknown or does not apply."""
     measured, cost, line = row.failed is None, row.cost, row.roofline
     memory = cost["memory"] if cost is not None and measured and row.is_ours else None
@@ -97,16 +97,16 @@ def _row_document(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def best_rows(rows: Sequence[Row]) -> list[Row]:
+def best_rows(rows: Sequence[Measurement]) -> list[Measurement]:
     """For each contender the row with the most tokens per second, in the order of the contenders."""
-    best: dict[Entry, Row] = {}
+    best: dict[ContenderSpec, Measurement] = {}
     for row in rows:
         if row.failed is None:
             best[row.entry] = max(best.get(row.entry, row), row, key=lambda row: row.tokens_per_second)
     return list(best.values())
 
 
-def ratios(row: Row, others: Sequence[Row]) -> dict[str, float]:
+def ratios(row: Measurement, others: Sequence[Measurement]) -> dict[str, float]:
     """Speed as a multiple of each other contender's (`library precision`)."""
     return {
         other.entry.label: row.tokens_per_second / other.tokens_per_second
@@ -115,7 +115,7 @@ def ratios(row: Row, others: Sequence[Row]) -> dict[str, float]:
     }
 
 
-def _ceilings(rows: Sequence[Row]) -> dict[int, Mapping[str, Any]]:
+def _ceilings(rows: Sequence[Measurement]) -> dict[int, Mapping[str, Any]]:
     """The ceilings of each batch size at which something was measured."""
     found: dict[int, Mapping[str, Any]] = {}
     for row in rows:
@@ -127,7 +127,7 @@ def _ceilings(rows: Sequence[Row]) -> dict[int, Mapping[str, Any]]:
 # --- tables and lines -------------------------------------------------------------------------------------------------
 
 
-def tables(bench: SpeedBench, rows: Sequence[Row]) -> list[Table]:
+def tables(bench: SpeedBench, rows: Sequence[Measurement]) -> list[ReportTable]:
     """Every row; after several batch sizes also the best of each contender."""
     options = [f"{name.replace('_', ' ')} {value}" for name, value in bench.options.items()]
     extra = ["tformer compiled"] if bench.compile else []
@@ -138,7 +138,7 @@ def tables(bench: SpeedBench, rows: Sequence[Row]) -> list[Table]:
     return made
 
 
-def _table(title: str, bench: SpeedBench, rows: Sequence[Row], *, any_batch: bool = False) -> Table:
+def _table(title: str, bench: SpeedBench, rows: Sequence[Measurement], *, any_batch: bool = False) -> ReportTable:
     ours = bench.entries[0]
     memory = "peak GPU memory" if any("peak_gpu_bytes" in row.memory for row in rows) else "peak memory"
     columns = ("tokens/s", f"ms per {bench.workload.step}", "spread", memory, "share of peak")
@@ -162,15 +162,15 @@ def _table(title: str, bench: SpeedBench, rows: Sequence[Row], *, any_batch: boo
                 "" if our_row is None or row.entry == ours else ratio(ratios(our_row, [row])[row.entry.label]),
             )
         )
-    return Table(title, ("", "batch", *columns, f"{ours.label}: times as fast"), tuple(cells))
+    return ReportTable(title, ("", "batch", *columns, f"{ours.label}: times as fast"), tuple(cells))
 
 
-def peak_bytes(row: Row) -> int:
+def peak_bytes(row: Measurement) -> int:
     """Peak memory of the GPU if the work ran on one, else of the process."""
     return row.memory.get("peak_gpu_bytes", row.memory["peak_rss_bytes"])
 
 
-def lines(rows: Sequence[Row]) -> list[str]:
+def lines(rows: Sequence[Measurement]) -> list[str]:
     """Ceilings, what bounds each of our rows, expected memory, and notes on how steady the measurement was."""
     found = [f"ceilings, batch {size}: {ceilings_line(ceilings)}" for size, ceilings in _ceilings(rows).items()]
     for row in rows:
@@ -211,7 +211,7 @@ def _giga(rate: float) -> str:
     return f"{rate / 1e9:,.3g} G" if rate < 1e11 else f"{rate / 1e9:,.0f} G"
 
 
-def report(bench: SpeedBench, rows: Sequence[Row], *, line: str, command: str) -> str:
+def report(bench: SpeedBench, rows: Sequence[Measurement], *, line: str, command: str) -> str:
     """One benchmark as Markdown: the command, the tables, the lines."""
     parts = [f"    {command}", line, *map(markdown, tables(bench, rows)), bullets(lines(rows))]
     return "\n\n".join(part for part in parts if part)

@@ -16,8 +16,8 @@ from tformer.bench.machine import Ceilings, Roofline, measure_ceilings
 from tformer.bench.options import ModelOptions, SpeedOptions, words_of
 from tformer.bench.processes import race, run_isolated
 from tformer.bench.worker import named
-from tformer.bench.workloads import OURS, Contender, Task, Workload
-from tformer.bench.workloads.decoding import Generation, Translation
+from tformer.bench.workloads import OURS, BenchTask, Contender, Workload
+from tformer.bench.workloads.decoding import GenerationWorkload, TranslationWorkload
 from tformer.bench.workloads.train import TrainingSteps
 from tformer.build import count_parameters
 from tformer.decoding.inference import require_quantize
@@ -30,8 +30,8 @@ from tformer.support.options import flag_of
 
 WORKS: dict[str, type[Workload]] = {
     "train": TrainingSteps,
-    "generate": Generation,
-    "translate": Translation,
+    "generate": GenerationWorkload,
+    "translate": TranslationWorkload,
 }
 """The workloads of the command by name."""
 
@@ -41,7 +41,7 @@ CHARACTERS = 65
 LABELS = ("0", "1")  # of a classifier whose recipe names none
 
 
-class Entry(NamedTuple):
+class ContenderSpec(NamedTuple):
     """A contender by name.
 
     maker: `module:name` of what makes its `Contender` from a task and a precision; ours is made by its `Workload`.
@@ -72,7 +72,7 @@ class SpeedBench:
     work: str
     model: str
     recipe_yaml: str
-    entries: tuple[Entry, ...]
+    entries: tuple[ContenderSpec, ...]
     batch_sizes: tuple[int, ...]
     length: int
     precision: str
@@ -85,7 +85,7 @@ class SpeedBench:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> SpeedBench:
-        entries = tuple(Entry(*entry) for entry in document["entries"])
+        entries = tuple(ContenderSpec(*entry) for entry in document["entries"])
         return cls(**{**document, "entries": entries, "batch_sizes": tuple(document["batch_sizes"])})
 
     @property
@@ -98,15 +98,15 @@ class SpeedBench:
         found: type[Workload] = named(self.entries[0].maker)
         return found
 
-    def task(self, batch_size: int) -> Task:
+    def task(self, batch_size: int) -> BenchTask:
         """The work at one of its batch sizes."""
         names = ("work", "recipe", "length", "precision", "compile", "options")
         given = {name: getattr(self, name) for name in names}
-        return Task(batch_size=batch_size, device=torch.device(self.device), **given)
+        return BenchTask(batch_size=batch_size, device=torch.device(self.device), **given)
 
 
 @dataclass(frozen=True)
-class Row:
+class Measurement:
     """One contender at one size: what was measured, or why nothing was.
 
     Attributes:
@@ -117,7 +117,7 @@ class Row:
         alone: memory was too small beside the others, so that its rounds did not alternate with theirs.
     """
 
-    entry: Entry
+    entry: ContenderSpec
     batch_size: int
     length: int = 0
     seconds: float = 0.0
@@ -215,7 +215,7 @@ def resolve(options: SpeedOptions, work: type[Workload] | None = None) -> tuple[
     rows, d_model, d_ff = work.product(largest)
     precision = resolve_precision(options.precision, device, rows=rows, d_model=d_model, d_ff=d_ff).name
     maker = f"{work.__module__}:{work.__qualname__}"
-    entries = tuple(Entry(OURS, precision if kind == "none" else kind, maker) for kind in formats)
+    entries = tuple(ContenderSpec(OURS, precision if kind == "none" else kind, maker) for kind in formats)
     bench = replace(bench, precision=precision, entries=entries)
     parameters = count_parameters(recipe.model, num_labels=len(recipe.data.labels) or None)
     return bench, [*notes, f"model: {name}, {parameters:,} parameters"]
@@ -255,24 +255,26 @@ def _with_sizes(recipe: Recipe, name: str) -> tuple[Recipe, list[str]]:
     return recipe.model_copy(update=changes), notes
 
 
-def run_speed(bench: SpeedBench, *, on_row: Callable[[Row], None], should_stop: Callable[[], bool]) -> list[Row]:
+def run_speed(
+    bench: SpeedBench, *, on_row: Callable[[Measurement], None], should_stop: Callable[[], bool]
+) -> list[Measurement]:
     """Every row, batch size after batch size, in the order of the entries. Raises Interrupted.
 
     on_row: called with each row.
     """
     limits: dict[str, Any] = {"max_seconds": bench.max_seconds, "should_stop": should_stop}
-    rows: list[Row] = []
+    rows: list[Measurement] = []
     for batch_size in bench.batch_sizes:
         given = {"bench": asdict(bench), "batch_size": batch_size}
         known = run_isolated(f"{__name__}:measure_limits", given, **limits)
         if "failed" in known:
             failed = f"{known['failed']} (ceilings)"
-            found = [Row(entry, batch_size, bench.length, failed=failed) for entry in bench.entries]
+            found = [Measurement(entry, batch_size, bench.length, failed=failed) for entry in bench.entries]
         else:
             contenders = [{**given, "entry": entry} for entry in bench.entries]
             raced = race(f"{__name__}:start_contender", contenders, repeats=bench.repeats, **limits)
             found = [
-                Row(entry, batch_size, bench.length, cost=cost, ceilings=known["ceilings"], **row)
+                Measurement(entry, batch_size, bench.length, cost=cost, ceilings=known["ceilings"], **row)
                 for entry, row, cost in zip(bench.entries, raced, known["costs"], strict=True)
             ]
         for row in found:
@@ -303,7 +305,7 @@ def start_contender(*, bench: dict[str, Any], entry: Sequence[str], batch_size: 
     return contender
 
 
-def _start(bench: dict[str, Any], batch_size: int) -> tuple[SpeedBench, Task]:
+def _start(bench: dict[str, Any], batch_size: int) -> tuple[SpeedBench, BenchTask]:
     asked = SpeedBench.from_json(bench)
     if asked.threads is not None:
         torch.set_num_threads(asked.threads)

@@ -24,7 +24,7 @@ _STEP = re.compile(r"(?:\.old-)?step-(\d{1,15})")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CheckpointEntry:
     """A complete checkpoint. `score` is its validation score (lower is better), or None if it was not validated.
 
     loss: of the same validation; infinite if the checkpoint does not say.
@@ -45,18 +45,18 @@ def is_complete(checkpoint: Path) -> bool:
     return (checkpoint / files.MANIFEST).is_file()
 
 
-def scan(folder: Path) -> list[Entry]:
+def scan(folder: Path) -> list[CheckpointEntry]:
     """The complete checkpoints (those with a manifest) in the order of their steps."""
-    entries: dict[int, Entry] = {}
+    entries: dict[int, CheckpointEntry] = {}
     for name in _names(folder):  # `.old-step-…` sorts first and is replaced by `step-…`
         match = _STEP.fullmatch(name)
         path = folder / name
         if match and is_complete(path):
             step = int(match[1])
-            entries[step] = Entry(step, path, None)
+            entries[step] = CheckpointEntry(step, path, None)
             with suppress(InputError):  # reported when this checkpoint is read
                 found = read_manifest(path)
-                entries[step] = Entry(step, path, found.score, math.inf if found.loss is None else found.loss)
+                entries[step] = CheckpointEntry(step, path, found.score, math.inf if found.loss is None else found.loss)
     return [entries[step] for step in sorted(entries)]
 
 
@@ -69,11 +69,11 @@ def _names(folder: Path) -> list[str]:
         raise InputError(f"cannot read {folder}: {error.strerror}") from error
 
 
-def latest(entries: Sequence[Entry]) -> Entry | None:
+def latest(entries: Sequence[CheckpointEntry]) -> CheckpointEntry | None:
     return entries[-1] if entries else None
 
 
-def best(entries: Sequence[Entry]) -> Entry | None:
+def best(entries: Sequence[CheckpointEntry]) -> CheckpointEntry | None:
     """The checkpoint with the lowest score, without any score the latest.
 
     Ties go to the lower loss, then to the earlier step.
@@ -107,7 +107,7 @@ def tidy(folder: Path, *, keep_last: int | None = None) -> None:
             files.remove_tree(path)
 
 
-def _point(pointer: Path, entry: Entry | None) -> None:
+def _point(pointer: Path, entry: CheckpointEntry | None) -> None:
     """Write a pointer if it is missing or wrong."""
     if entry is None:
         if os.path.lexists(pointer):

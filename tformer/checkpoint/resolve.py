@@ -84,7 +84,7 @@ def last_checkpoints(run: str | Path, count: int, *, runs_dir: str | Path = "run
     return [entry.path for entry in followed[-count:]]
 
 
-def _best_apart(entries: list[catalog.Entry]) -> catalog.Entry | None:
+def _best_apart(entries: list[catalog.CheckpointEntry]) -> catalog.CheckpointEntry | None:
     """The best checkpoint, if checkpoints between it and the last saves have been removed; else None.
 
     It is then the oldest one. With saves every `training.save_every` steps, the next one is more steps away than that.

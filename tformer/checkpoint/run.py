@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from tformer.checkpoint import catalog, logs
-from tformer.checkpoint.catalog import Entry
+from tformer.checkpoint.catalog import CheckpointEntry
 from tformer.checkpoint.manifest import FILE_NAMES, file_names
 from tformer.recipe import Recipe, recipe_from_yaml
 from tformer.support import files
@@ -193,7 +193,7 @@ class RunDirectory:
     def samples_path(self) -> Path:
         return self.path / "samples.txt"
 
-    def checkpoints(self) -> list[Entry]:
+    def checkpoints(self) -> list[CheckpointEntry]:
         """Complete checkpoints in the order of their steps."""
         return catalog.scan(self.checkpoints_path)
 

@@ -21,7 +21,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from tformer.cli.help import COMPLETING, HELP, HELP_ALL, Entry, Page, paragraphs, show
+from tformer.cli.help import COMPLETING, HELP, HELP_ALL, HelpEntry, Page, paragraphs, show
 from tformer.cli.process import BeforeTorch, DroppableStream
 from tformer.cli.report import console, emit, emit_json, spinner
 from tformer.support import __version__
@@ -50,7 +50,7 @@ class Command:
     is_group: bool = False
 
     def imported(self) -> Any:
-        """The `OptionsCommand`, or the `Group`, of its module."""
+        """The `OptionsCommand`, or the `CommandGroup`, of its module."""
         module = import_module(f"tformer.cli.{self.module}")
         return module.app if self.is_group else getattr(module, self.module)
 
@@ -183,10 +183,12 @@ STORAGE_ERRNOS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EI
 
 
 PROGRAM_OPTIONS = (
-    Entry("Options", "--version", "Print the version."),
-    Entry("Options", "--debug", "Show a traceback with every error; allowed everywhere."),
-    Entry("Options", "--install-completion", "Complete commands, options and names of runs in this shell.", rare=True),
-    Entry("Options", "--show-completion", "Print what --install-completion would install.", rare=True),
+    HelpEntry("Options", "--version", "Print the version."),
+    HelpEntry("Options", "--debug", "Show a traceback with every error; allowed everywhere."),
+    HelpEntry(
+        "Options", "--install-completion", "Complete commands, options and names of runs in this shell.", rare=True
+    ),
+    HelpEntry("Options", "--show-completion", "Print what --install-completion would install.", rare=True),
 )
 
 ABOUT = "Train, run and inspect Transformers: GPT, BERT, T5, ViT and others. `tformer COMMAND --help` shows examples."
@@ -202,7 +204,7 @@ def help_page(path: Sequence[str]) -> Page:
     """The help of the program, or of a command by its name (in a group by both names)."""
     if path:
         return COMMANDS[path[0]].page("tformer " + path[0], *path[1:])
-    commands = [Entry(command.panel, name, command.summary) for name, command in COMMANDS.items()]
+    commands = [HelpEntry(command.panel, name, command.summary) for name, command in COMMANDS.items()]
     return Page(
         "tformer", "[OPTIONS] COMMAND ...", paragraphs(ABOUT), (*commands, *PROGRAM_OPTIONS), FIRST_STEPS, "First steps"
     )

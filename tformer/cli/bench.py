@@ -6,12 +6,12 @@ import shlex
 import sys
 from typing import Any
 
-from tformer.bench.options import GenerateOptions, SpeedOptions, TrainOptions, TranslateOptions
-from tformer.cli.command import Group, examples, takes_options
+from tformer.bench.options import BenchGenerateOptions, BenchTrainOptions, BenchTranslateOptions, SpeedOptions
+from tformer.cli.command import CommandGroup, examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import emit, emit_json, emit_lines, print_table, show_notes
 
-app = Group(
+app = CommandGroup(
     help="Measure speed and memory on this machine.",
     examples=examples(
         "`tformer bench train --arch gpt --preset char`",
@@ -29,7 +29,7 @@ app = Group(
     )
 )
 @takes_options
-def train(options: TrainOptions) -> None:
+def train(options: BenchTrainOptions) -> None:
     """Time optimizer steps: forward, backward, clipping, update, on random ids, as `tformer train` does them.
 
     Reports tokens per second, milliseconds per step, peak memory, and the speed as a share of the machine's rate of
@@ -46,7 +46,7 @@ def train(options: TrainOptions) -> None:
     )
 )
 @takes_options
-def generate(options: GenerateOptions) -> None:
+def generate(options: BenchGenerateOptions) -> None:
     """Time greedy decoding of random prompts: reading the prompts, and the same number of steps for each row.
 
     Reports tokens per second, milliseconds per step, and the speed as a share of the memory's read rate, which bounds a
@@ -63,7 +63,7 @@ def generate(options: GenerateOptions) -> None:
     )
 )
 @takes_options
-def translate(options: TranslateOptions) -> None:
+def translate(options: BenchTranslateOptions) -> None:
     """Time beam search on random sources, with the same number of new tokens for each, as in `tformer generate`.
 
     By default batches of 16, 32 and 64 sources are measured and the best is reported.

@@ -20,7 +20,7 @@ from tformer.support.formatting import columns_of
 from tformer.support.options import Run, some_of
 
 if TYPE_CHECKING:
-    from tformer.decoding.chat import Conversation
+    from tformer.decoding.chat import ChatSession
     from tformer.decoding.options import GenerateOptions as ChatOptions
 else:
     SHARED = (
@@ -35,7 +35,7 @@ EPILOG = examples(
     '`tformer chat --system "Answer in one word." --greedy`',
     "`tformer chat runs/gpt-tiny-1 < questions.txt > answers.txt`",
 )
-COMMANDS: dict[str, Callable[[Conversation, str], None]] = {
+COMMANDS: dict[str, Callable[[ChatSession, str], None]] = {
     "/reset": lambda conversation, _: conversation.reset(conversation.sampler.system),
     "/system": lambda conversation, text: conversation.reset(text or None),
     "/save": lambda conversation, name: conversation.save(Path(name)),
@@ -54,7 +54,7 @@ def chat(options: ChatOptions) -> None:
     A pipe is read line by line, and only the answers are written.
     """
     from tformer.cli.generate_run import show_cut_prompt
-    from tformer.decoding.chat import Conversation
+    from tformer.decoding.chat import ChatSession
     from tformer.decoding.writers import Sampler, fills_masks, load_models, make_writer
     from tformer.workers.worker import ALONE
 
@@ -67,7 +67,7 @@ def chat(options: ChatOptions) -> None:
         raise InputError(f"{loaded.path} fills masks, expected a model that writes text")
     sampler = make_writer(settings, [loaded], on_cut=show_cut_prompt)
     assert isinstance(sampler, Sampler) and sampler.template is not None
-    conversation, on_terminal = Conversation(sampler), sys.stdin.isatty()
+    conversation, on_terminal = ChatSession(sampler), sys.stdin.isatty()
     how = "greedy" if sampler.settings.greedy else f"seed {settings.seed}"
     notes = [f"chatting with {loaded.path}, {how}", *loaded.notes]
     if loaded.recipe.tokenizer.chat_template is None:
@@ -122,13 +122,13 @@ def _piped_lines() -> Iterator[str]:
         yield from lines
 
 
-def _answer(conversation: Conversation, message: str, write: Callable[[str], None], *, ends_all: bool) -> None:
+def _answer(conversation: ChatSession, message: str, write: Callable[[str], None], *, ends_all: bool) -> None:
     """Write the answer as it arrives. ends_all: Ctrl-C ends the command, not only the answer."""
     with StopFlag() as flag:
         if not ends_all:
             flag.be_patient()
             flag.echo_seconds = float("inf")  # a second Ctrl-C would end the command, and the conversation with it
-        lines = Lines(write, terminal_width() or sys.maxsize)
+        lines = WordWrapper(write, terminal_width() or sys.maxsize)
         conversation.answer(message, on_piece=lines.push, should_stop=flag.should_stop)
         lines.push("\n")
         if flag.should_stop() and (ends_all or flag.signal_number != signal.SIGINT):
@@ -137,7 +137,7 @@ def _answer(conversation: Conversation, message: str, write: Callable[[str], Non
         show_notes([f"the model no longer reads the first {conversation.forgotten} messages"], dim=True)
 
 
-class Lines:
+class WordWrapper:
     """Writes a stream of text, broken between words at this number of columns."""
 
     def __init__(self, write: Callable[[str], None], width: int) -> None:

@@ -57,7 +57,7 @@ def classify(options: ClassifyOptions) -> None:
             work = Work(should_stop=flag.should_stop)
             classifier = reader_of(loaded)(loaded, batch_size=options.batch_size, views=options.views, work=work)
             options.check_model(classifier)
-            _Session(classifier, options, flag, output).run()
+            _ClassifySession(classifier, options, flag, output).run()
 
     answer_in_workers("classify", options, answer)
 
@@ -77,7 +77,7 @@ def _load(run: str | None, options: ClassifyOptions) -> Loaded:
     return loaded
 
 
-class _Session:
+class _ClassifySession:
     """Classifies every input in its order and writes the answers, block after block."""
 
     def __init__(self, classifier: Classifier, options: ClassifyOptions, flag: StopFlag, output: DataOutput) -> None:

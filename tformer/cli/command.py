@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from tformer.cli.help import COMPLETING, PLACEHOLDERS, Entry, Page, entries_of, paragraphs, usage_of
+from tformer.cli.help import COMPLETING, PLACEHOLDERS, HelpEntry, Page, entries_of, paragraphs, usage_of
 from tformer.support.errors import InputError
 from tformer.support.options import declared_option, facts_of, flag_of, hints_of
 from tformer.support.rules import Checked, sentences_of
@@ -75,7 +75,7 @@ def takes_options(run: Callable[[Options], None]) -> OptionsCommand:
 
 
 @dataclass
-class Group:
+class CommandGroup:
     """Commands under one name, as `tformer runs list` and `tformer runs show`.
 
     Attributes:
@@ -104,7 +104,9 @@ class Group:
         if name is not None:
             one, its_examples = self.commands[name]
             return one.page(f"{command} {name}", its_examples)
-        entries = [Entry("Commands", name, paragraphs(one.run.__doc__)[0]) for name, (one, _) in self.commands.items()]
+        entries = [
+            HelpEntry("Commands", name, paragraphs(one.run.__doc__)[0]) for name, (one, _) in self.commands.items()
+        ]
         return Page(command, "COMMAND ...", paragraphs(self.help), entries, self.examples)
 
     def for_typer(self) -> typer.Typer:

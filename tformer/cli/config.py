@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tformer.cli.command import Group, examples, takes_options
+from tformer.cli.command import CommandGroup, examples, takes_options
 from tformer.cli.report import emit, emit_json, emit_lines, in_columns, show_notes
 from tformer.support.errors import InputError, InputErrors
 from tformer.support.formatting import aligned
@@ -18,14 +18,14 @@ from tformer.support.options import Arch, Json, Preset, Sets, argument, option
 if TYPE_CHECKING:
     from tformer.recipe.explain import Explanation
 
-app = Group(
+app = CommandGroup(
     help="Show, validate, explain and list recipes, which define runs.",
     examples=examples("`tformer config list`", "`tformer config show --arch gpt --origin`", "`tformer config schema`"),
 )
 
 
 @dataclass(frozen=True)
-class ShowOptions:
+class ConfigShowOptions:
     file: Annotated[Path | None, argument("FILE", help="A recipe file.")] = None
     arch: Arch = None
     preset: Preset = None
@@ -39,13 +39,13 @@ class ShowOptions:
 
 
 @dataclass(frozen=True)
-class ValidateOptions:
+class ConfigValidateOptions:
     files: Annotated[tuple[Path, ...], argument("FILE", help="Recipe files, partial or complete.")]
     as_json: Json = False
 
 
 @dataclass(frozen=True)
-class ExplainOptions:
+class ConfigExplainOptions:
     keys: Annotated[
         tuple[str, ...],
         argument("KEY", help="Keys with dots: model.encoder.norm.place.", default="list all keys"),
@@ -54,12 +54,12 @@ class ExplainOptions:
 
 
 @dataclass(frozen=True)
-class SchemaOptions:
+class ConfigSchemaOptions:
     """`tformer config schema` takes none."""
 
 
 @dataclass(frozen=True)
-class ListOptions:
+class ConfigListOptions:
     arch: Arch = None
     as_json: Json = False
 
@@ -72,7 +72,7 @@ class ListOptions:
     )
 )
 @takes_options
-def show(options: ShowOptions) -> None:
+def show(options: ConfigShowOptions) -> None:
     """Print the resolved recipe as YAML: defaults < preset < file < --objective < --set."""
     from tformer.recipe import load_recipe, recipe_to_data, recipe_to_yaml
     from tformer.training.options import TrainOptions
@@ -100,7 +100,7 @@ def show(options: ShowOptions) -> None:
     )
 )
 @takes_options
-def validate(options: ValidateOptions) -> None:
+def validate(options: ConfigValidateOptions) -> None:
     """Validate recipe files and the shapes of their models: `ok` for each, or the errors and exit code 2."""
     failures: dict[Path, InputError] = {}
     for file in options.files:
@@ -131,7 +131,7 @@ def validate(options: ValidateOptions) -> None:
     )
 )
 @takes_options
-def explain(options: ExplainOptions) -> None:
+def explain(options: ConfigExplainOptions) -> None:
     """Explain keys of the recipe: type, default, meaning, papers, and the presets that set them."""
     from tformer.recipe.explain import explain, explained_keys, preset_values
 
@@ -160,7 +160,7 @@ def explain(options: ExplainOptions) -> None:
     )
 )
 @takes_options
-def schema(options: SchemaOptions) -> None:
+def schema(options: ConfigSchemaOptions) -> None:
     """Print the JSON schema of recipe files, for editors: put `# yaml-language-server: $schema=FILE` in your YAML."""
     from tformer.recipe import json_schema
 
@@ -176,7 +176,7 @@ def schema(options: SchemaOptions) -> None:
     ),
 )
 @takes_options
-def list_(options: ListOptions) -> None:
+def list_(options: ConfigListOptions) -> None:
     """List the shipped presets and their purpose."""
     from tformer.support.errors import did_you_mean
     from tformer.support.shipped import list_presets, preset_summary

@@ -49,7 +49,7 @@ def embed(options: EmbedOptions) -> None:
         to_index = options.ending == NPY
         loaded, sha256 = worker.in_turn(lambda: load_for_vectors(options.run, options, hashed=to_index))
         show_notes([f"embedding with {loaded.path}", *loaded.notes], dim=True)
-        session = _Session(options, loaded, Work(progress_reporter, flag.should_stop, group=worker))
+        session = _EmbedSession(options, loaded, Work(progress_reporter, flag.should_stop, group=worker))
         if to_index and options.output is not None:
             session.write_index(options.output, sha256)
         else:
@@ -61,7 +61,7 @@ def embed(options: EmbedOptions) -> None:
     answer_in_workers("embed", options, answer)
 
 
-class _Session:
+class _EmbedSession:
     """Embeds every text in its order and writes the vectors. Several workers divide the batches; the leader writes.
 
     Attributes:

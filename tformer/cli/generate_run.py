@@ -62,7 +62,7 @@ def run(options: GenerateOptions, flag: StopFlag, output: DataOutput, worker: Wo
     table = open_table(options, first)
     engine: Engine
     if fills_masks(first):
-        engine = Masks(first, options)
+        engine = MaskEngine(first, options)
         show_notes([f"filling masks with {first.path}", *first.notes], dim=True)
     else:
         writer = make_writer(options, models, on_cut=show_cut_prompt)
@@ -76,7 +76,7 @@ def run(options: GenerateOptions, flag: StopFlag, output: DataOutput, worker: Wo
         show_notes([f"generating with {paths}{how}", *notes], dim=True)
         if isinstance(writer, Searcher) and writer.note is not None:
             show_notes([writer.note], dim=True)
-        engine = Samples(writer, options) if isinstance(writer, Sampler) else Searches(writer, options)
+        engine = SamplerEngine(writer, options) if isinstance(writer, Sampler) else SearcherEngine(writer, options)
     session = Session(engine, options, flag, output)
     if options.input_path is not None or table is not None:
         session.answer_lines(options.input_path or STANDARD_INPUT, table)
@@ -103,7 +103,7 @@ def open_table(options: GenerateOptions, loaded: Loaded) -> LabelledSource | Non
 
 
 @dataclass(frozen=True)
-class Answer:
+class FormattedAnswer:
     """The answer to one text, in every form.
 
     Attributes:
@@ -131,7 +131,7 @@ class Session:
         """One prompt, on a terminal perhaps piece by piece."""
         engine = self.engine
         window = prompt_window(prompt, task_prefix=engine.task_prefix, prefix=self.options.target_prefix)
-        if isinstance(engine, Samples) and self.output.on_terminal and not self.options.as_json:
+        if isinstance(engine, SamplerEngine) and self.output.on_terminal and not self.options.as_json:
             engine.stream(prompt, self.output.text)
         [answer] = engine.answer(window, self.flag.should_stop)
         if self.options.as_json:
@@ -166,14 +166,14 @@ class Session:
         show_notes(engine.notes(self.output.total))
 
 
-def show_logprobs(answer: Answer) -> None:
+def show_logprobs(answer: FormattedAnswer) -> None:
     for total, count in answer.logprobs:
         console.print(
             f"log-probability {total:.3f} of {count} tokens, {total / max(1, count):.3f} a token", style="dim"
         )
 
 
-class Samples:
+class SamplerEngine:
     """Continues texts by sampling."""
 
     task_prefix, work = "", "generation"
@@ -205,7 +205,7 @@ class Samples:
         size = self.sampler.batch_size * batches
         return prompt_windows(path, reading=self.options.reading, batch_size=size, rows=rows)
 
-    def answer(self, window: LineWindow, should_stop: ShouldStop) -> Iterator[Answer]:
+    def answer(self, window: LineWindow, should_stop: ShouldStop) -> Iterator[FormattedAnswer]:
         """The answers to a window of texts, each as soon as it is known."""
         how: dict[str, Any] = {"first_row": window.first, "on_token": self._on_token, "should_stop": should_stop}
         samples = self.sampler.write(window.sources, **how)
@@ -216,7 +216,7 @@ class Samples:
                 shown = f"\n{SAMPLE_SEPARATOR}\n".join(before + text for text in texts)
             else:
                 shown = texts[0][self._streamed :]
-            yield Answer(
+            yield FormattedAnswer(
                 answer_cells(self.names, self.count, completions),
                 generated_document(row, prompt, completions),
                 as_one_line(texts[0]) + "\n",
@@ -237,7 +237,7 @@ def show_cut_prompt(number: int, size: str, limit: int) -> None:
     )
 
 
-class Searches:
+class SearcherEngine:
     """Translates, also by sampling, or continues texts by beam search; best first.
 
     Prompts of a decoder-only model are shown before their continuation, as in sampling.
@@ -269,12 +269,12 @@ class Searches:
             rows=rows,
         )
 
-    def answer(self, window: LineWindow, should_stop: ShouldStop) -> Iterator[Answer]:
+    def answer(self, window: LineWindow, should_stop: ShouldStop) -> Iterator[FormattedAnswer]:
         """The answers to a window of texts, searched together."""
         for index, found in enumerate(self.searcher.search(window, should_stop)):
             yield self._answer(window, index, found)
 
-    def _answer(self, window: LineWindow, index: int, found: Sequence[Translation]) -> Answer:
+    def _answer(self, window: LineWindow, index: int, found: Sequence[Translation]) -> FormattedAnswer:
         options, number, prompt = self.options, window.first + index, window.lines[index]
         document = (
             {}
@@ -298,7 +298,7 @@ class Searches:
             shown = (
                 f"\n{SAMPLE_SEPARATOR}\n".join(before + each.text for each in (found if several else found[:1])) + "\n"
             )
-        return Answer(
+        return FormattedAnswer(
             answer_cells(self.names, self.count, found),
             document,
             line,
@@ -313,7 +313,7 @@ class Searches:
         return [*about, *self.searcher.reach.notes(total)]
 
 
-class Masks:
+class MaskEngine:
     """Finds the most probable tokens for each mask of a text."""
 
     task_prefix, work = "", "generation"
@@ -334,7 +334,7 @@ class Masks:
         self._place = partial(place_of, path, table)
         return prompt_windows(path, reading=self.options.reading, batch_size=1, rows=rows)
 
-    def answer(self, window: LineWindow, should_stop: ShouldStop) -> Iterator[Answer]:
+    def answer(self, window: LineWindow, should_stop: ShouldStop) -> Iterator[FormattedAnswer]:
         """The answer to the only text of the window. Raises InputError for a text without a mask."""
         [prompt], loaded = window.lines, self.loaded
         try:
@@ -349,13 +349,13 @@ class Masks:
         ]
         document, line = {"index": window.first, "prompt": prompt, "masks": found}, candidate_line(masks)
         cells = [line.strip().replace("\t", " ")]
-        yield Answer(cells, document, line, candidate_table(masks), is_cut=should_stop())
+        yield FormattedAnswer(cells, document, line, candidate_table(masks), is_cut=should_stop())
 
     def notes(self, total: Callable[[int], int]) -> list[str]:
         return self.reach.notes(total)
 
 
-Engine = Samples | Searches | Masks
+Engine = SamplerEngine | SearcherEngine | MaskEngine
 """A way of answering texts: the columns of an answer, windows of texts, their answers, and notes for the end."""
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.report import emit, emit_json, emit_lines, show_notes, spinner, terminal_width
-from tformer.guide import TOPICS, Section, find, sections, with_commands, with_subsections
+from tformer.guide import TOPICS, GuideSection, find, sections, with_commands, with_subsections
 from tformer.support.errors import InputError
 from tformer.support.formatting import aligned
 from tformer.support.options import Json, argument
@@ -77,7 +77,7 @@ def _emit_columns(rows: list[tuple[str, str]]) -> None:
     emit_lines(lines)
 
 
-def _show(section: Section) -> None:
+def _show(section: GuideSection) -> None:
     if not sys.stdout.isatty():
         emit(with_subsections(section).rstrip("\n"))
         return

@@ -48,7 +48,7 @@ PLACEHOLDERS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 
 @dataclass(frozen=True)
-class Entry:
+class HelpEntry:
     """An entry of help for a command, option or argument: its name with the name of its value, and its meaning."""
 
     panel: str
@@ -75,7 +75,7 @@ class Page:
     command: str
     arguments: str
     about: Sequence[str]
-    entries: Sequence[Entry]
+    entries: Sequence[HelpEntry]
     examples: Sequence[str]
     examples_title: str = "Examples"
     rules: Sequence[str] = ()
@@ -128,17 +128,17 @@ def paragraphs(text: str | None) -> list[str]:
 # --- entries of declared options --------------------------------------------------------------------------------------
 
 
-def entries_of(options_type: type[Any]) -> list[Entry]:
+def entries_of(options_type: type[Any]) -> list[HelpEntry]:
     """The options and arguments that the fields of a dataclass declare; arguments come first."""
     needed, _ = sentences_of(options_type)
     found = list(_declarations(options_type))
     arguments = [
-        Entry("Arguments", bare_name(option), _meaning(option, default))
+        HelpEntry("Arguments", bare_name(option), _meaning(option, default))
         for option, _, default, _ in found
         if not option.flags
     ]
     flags = [
-        Entry(
+        HelpEntry(
             panel,
             ", ".join(option.flags) + _value_name(option, kind),
             _meaning(option, default, next((needed[flag] for flag in option.flags if flag in needed), None)),
@@ -203,7 +203,7 @@ def _meaning(option: Option, default: Any, needed: str | None = None) -> str:
 # --- layout -----------------------------------------------------------------------------------------------------------
 
 
-def _entry_lines(entry: Entry, width: int, names: int) -> list[str]:
+def _entry_lines(entry: HelpEntry, width: int, names: int) -> list[str]:
     """An option or command: its name in `names` columns, its meaning beside it, or below it on a narrow terminal."""
     text = entry.text.replace("`", "")
     if width < LIST_BELOW:

@@ -20,7 +20,7 @@ from tformer.support.rules import Checked, exclude, needs
 
 if TYPE_CHECKING:
     from tformer.tasks.base import GivenExample
-    from tformer.workflows.inspect.subject import Question
+    from tformer.workflows.inspect.subject import InspectRequest
     from tformer.workflows.inspect.trace import Trace
 
 MOST_SCORES = 2**48  # of one head with --shapes: the elements of larger tensors cannot be counted
@@ -127,12 +127,12 @@ class InspectOptions(Checked):
 
         return GivenExample(*parts)
 
-    def question(self) -> Question:
+    def question(self) -> InspectRequest:
         """The model and its sizes, as `tformer.workflows.inspect` takes them."""
         from tformer.support.device import resolve_device
-        from tformer.workflows.inspect.subject import Question
+        from tformer.workflows.inspect.subject import InspectRequest
 
-        return Question(
+        return InspectRequest(
             path=self.run,
             which=self.checkpoint,
             arch=self.arch,
@@ -261,11 +261,11 @@ def _write(lines: list[str], document: Any, options: InspectOptions, page: str |
     """Write the result to the file, or to standard output. page: content of a file in place of the lines."""
     path = None if str(options.output) == "-" else options.output
     if path is not None:
-        from tformer.viz.output import Output, write_output
+        from tformer.viz.output import OutputTarget, write_output
 
         wants_json = path.suffix == ".json"
         content = json_text(document, indent=1) if wants_json else "".join(f"{visible(line)}\n" for line in lines)
-        write_output(Output("json" if wants_json else "terminal", path), page or content)
+        write_output(OutputTarget("json" if wants_json else "terminal", path), page or content)
         show_notes([f"wrote {path}"])
     if options.json:
         emit_json(document)

@@ -15,7 +15,7 @@ from tformer.support.files import refuse_to_replace
 
 if TYPE_CHECKING:
     from tformer.loading import Loaded
-    from tformer.viz.output import Output
+    from tformer.viz.output import OutputTarget
     from tformer.viz.picture import ReportView
     from tformer.workers.work import Work
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @contextmanager
 def looking_inside(
     options: Any, stem: str, reads: Iterable[str | Path | None], *, kinds: tuple[str, ...] | None = None
-) -> Iterator[tuple[Output, Loaded, Work]]:
+) -> Iterator[tuple[OutputTarget, Loaded, Work]]:
     """(where the output goes, the model, the work, which an interruption stops), after all checks that need no model.
 
     Args:
@@ -50,7 +50,7 @@ def command_line() -> str:
     return shlex.join(["tformer", *sys.argv[1:]])
 
 
-def emit_view(chosen: Output, loaded: Loaded, view: ReportView) -> None:
+def emit_view(chosen: OutputTarget, loaded: Loaded, view: ReportView) -> None:
     """Write a report in the chosen format."""
     from tformer.viz.attention.scene import run_name
 

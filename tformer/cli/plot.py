@@ -19,7 +19,7 @@ from tformer.support.options import Panel, PictureFormat, argument
 from tformer.support.rules import Checked
 
 if TYPE_CHECKING:
-    from tformer.viz.plot.series import Choices, Run
+    from tformer.viz.plot.series import Choices, PlottedRun
 
 METRICS_FILE = "metrics.jsonl"
 AXES = ("step", "tokens", "time")
@@ -139,7 +139,7 @@ def find_curves(names: Sequence[str]) -> list[Path]:
     return found
 
 
-def _with_metrics(runs: list[Run]) -> list[Run]:
+def _with_metrics(runs: list[PlottedRun]) -> list[PlottedRun]:
     """The runs with metrics, and a message for each of the others. InputError if no run has any."""
     kept = [run for run in runs if run.tracks]
     empty = [run for run in runs if not run.tracks]
@@ -154,7 +154,7 @@ def _with_metrics(runs: list[Run]) -> list[Run]:
     return kept
 
 
-def _lacking(runs: list[Run], choices: Choices) -> list[str]:
+def _lacking(runs: list[PlottedRun], choices: Choices) -> list[str]:
     """A message for each metric that some runs lack."""
     notes = []
     for metric in choices:
@@ -164,7 +164,9 @@ def _lacking(runs: list[Run], choices: Choices) -> list[str]:
     return notes
 
 
-def _content(runs: list[Run], choices: Choices, options: PlotOptions, format_: Any, *, to_file: bool) -> str | bytes:
+def _content(
+    runs: list[PlottedRun], choices: Choices, options: PlotOptions, format_: Any, *, to_file: bool
+) -> str | bytes:
     from tformer.viz.plot.page import as_csv, as_json, render
     from tformer.viz.plot.series import axis_label, make_panels
 

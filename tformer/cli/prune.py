@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 from tformer.cli.command import examples, takes_options
 from tformer.cli.process import StopFlag
 from tformer.cli.report import progress_reporter, report_result, show_notes
-from tformer.evaluation.options import DataOptions
+from tformer.evaluation.options import EvaluationDataOptions
 from tformer.support.bounds import Positive
 from tformer.support.errors import InputError
 from tformer.support.options import DATA, Checkpoint, Device, Json, NewFolder, Panel, Precision, Run
 from tformer.support.rules import Checked, required
-from tformer.workflows.prune.plan import Plan
+from tformer.workflows.prune.plan import PrunePlan
 
 if TYPE_CHECKING:
     from tformer.workflows.prune.pruning import Pruned
@@ -68,8 +68,8 @@ class PruneOptions(Checked):
     RULES = (required("--out", hint="--out runs/NAME-pruned"),)
 
     run: Run = None
-    plan: Plan = field(default_factory=Plan)
-    data: DataOptions = field(default_factory=DataOptions)
+    plan: PrunePlan = field(default_factory=PrunePlan)
+    data: EvaluationDataOptions = field(default_factory=EvaluationDataOptions)
     max_examples: Annotated[
         Positive | None,
         DATA("--max-examples", metavar="N", help="Maximum number of examples to measure on, evenly spread."),

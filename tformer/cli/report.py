@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tformer.cli.process import StopFlag
     from tformer.decoding.answer_table import AnswerTable
     from tformer.support.files import Write
-    from tformer.viz.output import Output
+    from tformer.viz.output import OutputTarget
     from tformer.workers.worker import Worker
 
 Item = TypeVar("Item")
@@ -277,7 +277,7 @@ def report_result(lines: Iterable[str], path: Path, document: Any | None) -> Non
         emit_json(document)
 
 
-def emit_document(output: Output, content: str | bytes, *, says: bool = True) -> None:
+def emit_document(output: OutputTarget, content: str | bytes, *, says: bool = True) -> None:
     """Write a page, a picture or a drawing to its file, which a note names if `says`, or to stdout."""
     from tformer.viz.output import write_output
 

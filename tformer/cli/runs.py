@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tformer.cli.command import Group, examples, takes_options
+from tformer.cli.command import CommandGroup, examples, takes_options
 from tformer.cli.report import emit_json, emit_lines, show_notes, terminal_width
 from tformer.support.bounds import Positive
 from tformer.support.errors import InputError, did_you_mean
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SORTS = "newest, name, metric, parameters, step, seconds or size"
 
-app = Group(
+app = CommandGroup(
     help="List, show and compare the runs of `tformer train`.",
     examples=examples(
         "`tformer runs list`", "`tformer runs show runs/gpt-tiny-1`", "`tformer runs compare runs/a runs/b`"
@@ -32,7 +32,7 @@ app = Group(
 
 
 @dataclass(frozen=True)
-class ListOptions:
+class RunsListOptions:
     folders: Annotated[
         tuple[Path, ...],
         argument("FOLDER", help="Folders to search, subfolders (of a sweep) included.", default="runs/"),
@@ -43,13 +43,13 @@ class ListOptions:
 
 
 @dataclass(frozen=True)
-class ShowOptions:
+class RunsShowOptions:
     run: Annotated[str | None, argument("RUN", help="A run, or its name under runs/.", default="the newest")] = None
     as_json: Json = False
 
 
 @dataclass(frozen=True)
-class CompareOptions:
+class RunsCompareOptions:
     runs: Annotated[tuple[str, ...], argument("RUN", help="Two runs or more.")]
     as_json: Json = False
 
@@ -63,7 +63,7 @@ class CompareOptions:
     ),
 )
 @takes_options
-def list_(options: ListOptions) -> None:
+def list_(options: RunsListOptions) -> None:
     """List runs, the newest first: state, steps, best validation, parameters, time and size on disk.
 
     Imported models are among them. A damaged run is listed with its problems.
@@ -94,7 +94,7 @@ def list_(options: ListOptions) -> None:
     )
 )
 @takes_options
-def show(options: ShowOptions) -> None:
+def show(options: RunsShowOptions) -> None:
     """Show one run: differences from its preset, environment, data, metrics and checkpoints."""
     from tformer.workflows.runs.compare import describe_run
     from tformer.workflows.runs.summary import find_run
@@ -114,7 +114,7 @@ def show(options: ShowOptions) -> None:
     )
 )
 @takes_options
-def compare(options: CompareOptions) -> None:
+def compare(options: RunsCompareOptions) -> None:
     """Compare runs: the recipe keys that differ, side by side, then metrics, parameters, time and speed."""
     from tformer.workflows.runs.compare import compare_runs
     from tformer.workflows.runs.summary import find_run

@@ -18,7 +18,7 @@ from tformer.support.rules import Checked, exclude, required
 from tformer.training.options import TrainOptions
 
 if TYPE_CHECKING:
-    from tformer.workflows.sweep.plan import Plan
+    from tformer.workflows.sweep.plan import SweepPlan
 
 WHAT, HOW, RUN = Panel("What is compared"), Panel("How it is trained"), Panel("Run")
 
@@ -103,7 +103,7 @@ class SweepOptions(Checked):
     dry_run: Annotated[bool, RUN("--dry-run", help="List the trainings; run none.")] = False
     as_json: Annotated[Json, RUN] = False
 
-    def make_plan(self) -> Plan:
+    def make_plan(self) -> SweepPlan:
         """The written plan, with --seeds and --max-steps; or the plan that the options describe."""
         from tformer.workflows.sweep.plan import plan_of_flags, read_plan
 
@@ -138,7 +138,7 @@ def sweep(options: SweepOptions) -> None:
             run(plan, grid, options.out, stop, tolerant=options.skip_invalid, as_json=options.as_json)
 
 
-def check_flags(plan: Plan) -> None:
+def check_flags(plan: SweepPlan) -> None:
     """Raise InputError, before anything is trained, for flags unknown to `tformer train` or `tformer evaluate`."""
     from tformer.cli.evaluate import evaluate
     from tformer.cli.train import train

@@ -21,7 +21,7 @@ from tformer.support.rules import Checked, exclude, needs
 
 if TYPE_CHECKING:
     from tformer.data.encoding import TextReader
-    from tformer.workflows.tokenizing import Reading, Subject
+    from tformer.workflows.tokenizing import NamedTokenizer, TokenizedText
 
 INPUT, READING, OUTPUT = Panel("Input"), Panel("What the model reads"), Panel("Output")
 MOST_TOKENS = 2**20  # of a text, padding included
@@ -120,7 +120,7 @@ class TokenizeOptions(Checked):
         if not self.text and self.input_path is None and self.ids is None and sys.stdin.isatty():
             raise InputError("there is no text", hint="give --text TEXT, --input FILE or --ids IDS, or pipe text in")
 
-    def reader(self, subject: Subject) -> TextReader:
+    def reader(self, subject: NamedTokenizer) -> TextReader:
         """The subject's reading with the changes that the options ask for."""
         from tformer.data.shards.template import plain_template
 
@@ -198,7 +198,7 @@ def parse_ids(text: str) -> list[int]:
 # --- output -----------------------------------------------------------------------------------------------------------
 
 
-def _report(options: TokenizeOptions, subjects: Sequence[Subject]) -> None:
+def _report(options: TokenizeOptions, subjects: Sequence[NamedTokenizer]) -> None:
     from tformer.workflows.tokenizing import full_document
 
     texts: Iterable[Named] = _texts(options)
@@ -223,23 +223,25 @@ def _report(options: TokenizeOptions, subjects: Sequence[Subject]) -> None:
         _show_totals(documents)
 
 
-def _read(subject: Subject, name: str, texts: tuple[str, ...]) -> Reading:
+def _read(subject: NamedTokenizer, name: str, texts: tuple[str, ...]) -> TokenizedText:
     """The reading of a text or a pair by a subject. Raises InputError for more tokens than can be shown."""
-    from tformer.workflows.tokenizing import Reading
+    from tformer.workflows.tokenizing import TokenizedText
 
     reader = subject.reader
     if reader.max_length is not None and reader.max_length <= MOST_TOKENS:
-        return Reading(texts, reader.encode(*texts, cut=True))
+        return TokenizedText(texts, reader.encode(*texts, cut=True))
     encoded = replace(reader, max_length=MOST_TOKENS).encode(*texts, cut=True, count_cut=False)
     if encoded.num_cut:
         raise InputError(
             f"{name}: the text of {sum(map(len, texts)):,} characters has more than {MOST_TOKENS:,} tokens",
             hint="--max-length N shows N of them and counts the others",
         )
-    return Reading(texts, encoded)
+    return TokenizedText(texts, encoded)
 
 
-def _show_subject(subject: Subject, readings: Iterable[Reading], *, alone: bool, numbered: bool) -> dict[str, Any]:
+def _show_subject(
+    subject: NamedTokenizer, readings: Iterable[TokenizedText], *, alone: bool, numbered: bool
+) -> dict[str, Any]:
     """Write the facts of a tokenizer and how it reads each text, and return them with the sums.
 
     alone: there is one tokenizer, whose tokens are shown with their ids, and its batch, if they are few. numbered: of
@@ -253,7 +255,7 @@ def _show_subject(subject: Subject, readings: Iterable[Reading], *, alone: bool,
     about = f"{facts['model']}, {facts['vocab_size']:,} entries, template {facts['template']}{pair}{length}"
     special = " ".join(f"{role}={one['token']}:{one['id']}" for role, one in facts["special_tokens"].items())
     emit_lines([f"{facts['path']}: {about}", f"special tokens: {special or 'none'}"])
-    few: list[Reading] = []  # the texts so far, while their tokens are few
+    few: list[TokenizedText] = []  # the texts so far, while their tokens are few
     for reading in readings:
         totals.add(reading)
         few.append(reading)
@@ -270,7 +272,7 @@ def _show_subject(subject: Subject, readings: Iterable[Reading], *, alone: bool,
     return {**facts, "totals": totals.document()}
 
 
-def _show_reading(subject: Subject, reading: Reading, *, number: int | None) -> None:
+def _show_reading(subject: NamedTokenizer, reading: TokenizedText, *, number: int | None) -> None:
     document = reading.document(subject.tokenizer)
     _show_pieces(subject, document["tokens"])
     rows = [["piece", "id", "characters", "text", "type", ""]]
@@ -288,7 +290,7 @@ def _show_reading(subject: Subject, reading: Reading, *, number: int | None) -> 
     emit_lines([f"{name}{counts}", f"decoded: {as_cell(document['decoded'])}", ""])
 
 
-def _show_pieces(subject: Subject, tokens: Sequence[dict[str, Any]]) -> None:
+def _show_pieces(subject: NamedTokenizer, tokens: Sequence[dict[str, Any]]) -> None:
     """All pieces on one line: coloured on a terminal, else with bars between them."""
     from rich.console import Console
     from rich.text import Text

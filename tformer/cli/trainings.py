@@ -12,9 +12,9 @@ from tformer.cli.report import emit, emit_json, print_table, progress_reporter, 
 
 if TYPE_CHECKING:
     from tformer.workflows.sweep.cells import Result
-    from tformer.workflows.sweep.plan import Plan
+    from tformer.workflows.sweep.plan import SweepPlan
     from tformer.workflows.sweep.run import Grid
-    from tformer.workflows.sweep.table import Table
+    from tformer.workflows.sweep.table import SweepTable
 
 
 def list_trainings(grid: Grid, *, as_json: bool) -> None:
@@ -35,7 +35,7 @@ def list_trainings(grid: Grid, *, as_json: bool) -> None:
 
 
 def run(
-    plan: Plan,
+    plan: SweepPlan,
     grid: Grid,
     out: Path,
     stop: StopFlag,
@@ -89,7 +89,7 @@ class Reporter(ExitStack):
             self.enter_context(progress_reporter(", ".join(self._shown.values())))
 
 
-def show_table(table: Table) -> None:
+def show_table(table: SweepTable) -> None:
     """Write the table to stdout, the best ones of each task in bold, and what that means to stderr."""
     from tformer.workflows.sweep.table import markdown
 

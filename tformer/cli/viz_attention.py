@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tformer.loading import Loaded
     from tformer.viz.attention.scene import Scene
     from tformer.viz.attention.weights import Chosen
-    from tformer.viz.output import Output
+    from tformer.viz.output import OutputTarget
 
 KINDS = ("encoder", "decoder", "cross")
 VIEWS = ("head", "model", "rollout", "summary")
@@ -203,7 +203,7 @@ def _scene(loaded: Loaded, options: AttentionOptions, format_: str) -> Scene:
     )
 
 
-def _content(scene: Scene, options: AttentionOptions, chosen: Output) -> str | bytes:
+def _content(scene: Scene, options: AttentionOptions, chosen: OutputTarget) -> str | bytes:
     format_ = chosen.format
     view: Any = options.view_in(format_)
     longest = max(len(side) for side in scene.reading.sides.values())

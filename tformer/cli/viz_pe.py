@@ -15,7 +15,7 @@ from tformer.support.options import Panel, PictureFormat, comma_list
 from tformer.support.rules import Checked, needs
 
 if TYPE_CHECKING:
-    from tformer.viz.pe.settings import Settings
+    from tformer.viz.pe.settings import EncodingSettings
 
 WHAT, SIZES, RESULT = Panel("What to show"), Panel("Sizes"), Panel("Result")
 NAMES = "sinusoidal, learned, rope, alibi, t5_bias, learned_t5_bias, shaw or patch2d"
@@ -112,11 +112,11 @@ class PositionsOptions(Checked):
     ] = None
     format: Annotated[PictureFormat, RESULT] = None
 
-    def settings(self) -> Settings:
+    def settings(self) -> EncodingSettings:
         """The options as settings of `tformer.viz.pe`."""
-        from tformer.viz.pe.settings import Settings
+        from tformer.viz.pe.settings import EncodingSettings
 
-        return Settings(
+        return EncodingSettings(
             encoding=self.encoding or "sinusoidal",
             d_model=self.d_model,
             positions=self.positions,

@@ -337,7 +337,7 @@ def _weight_bytes(layer: Stack, sizes: Sizes, shape: _Shape, num_keys: int, caus
 
 
 @dataclass(frozen=True)
-class CacheSize:
+class DecodingCacheSize:
     """Bytes of the decoding cache for one sequence.
 
     per_token: for each generated token; constant: at any length; per_source_token: for each position of the encoder.
@@ -359,7 +359,7 @@ class CacheSize:
         }
 
 
-def cache_size(model: Transformer, dtype: torch.dtype) -> CacheSize | None:
+def cache_size(model: Transformer, dtype: torch.dtype) -> DecodingCacheSize | None:
     """The decoding cache of a model on any device, also meta; None for a model that does not decode."""
     if model.decoder is None:
         return None
@@ -370,4 +370,4 @@ def cache_size(model: Transformer, dtype: torch.dtype) -> CacheSize | None:
         if block.cross_attention is not None:
             cross = block.cross_attention
             per_source += cross.num_kv_heads * (cross.head_dim + cross.value_dim) * dtype.itemsize
-    return CacheSize(per_token, constant, per_source)
+    return DecodingCacheSize(per_token, constant, per_source)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tformer.data.sources.files import Piece, split_lines
+from tformer.data.sources.files import DocumentChunk, split_lines
 from tformer.data.sources.labelled import duplicate_keys, split_labels
 from tformer.data.sources.questions import QuestionRow
 from tformer.data.sources.tables import LabelledRow, PairRow, TaggedRow
@@ -118,7 +118,7 @@ def look_at(
     return Look(found, tuple(_lines_on_rows(found)))
 
 
-def look_at_text(pieces: Iterable[Piece], *, unit: str = "", count: Callable[[str], int] | None = None) -> Look:
+def look_at_text(pieces: Iterable[DocumentChunk], *, unit: str = "", count: Callable[[str], int] | None = None) -> Look:
     """The look at running text. count: of a text's words or tokens; `unit` says which."""
     counts, seen, lengths = Counter[str](), set[int](), array("q")
 

@@ -70,7 +70,7 @@ def _first_by_key(values_RX: Tensor, ids_RX: Tensor, k: int) -> tuple[Tensor, Te
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RankedCandidates:
     """The candidates of each sentence, in order of rank.
 
     beams_Sc, slots_Sc: each candidate's beam, and its place among the candidates of that beam.
@@ -95,7 +95,7 @@ def hold_back(totals_Sbk: np.ndarray, tokens_Sbk: np.ndarray, tokens: Sequence[i
     return np.where(empty_S11, totals_Sbk, held_Sbk)
 
 
-def choose(totals_Sbk: np.ndarray, tokens_Sbk: np.ndarray, *, ends: Sequence[int]) -> Choice:
+def choose(totals_Sbk: np.ndarray, tokens_Sbk: np.ndarray, *, ends: Sequence[int]) -> RankedCandidates:
     """Every sentence's best 2b candidates (fairseq): an end of sequence among the first b finishes, the others
     continue.
 
@@ -117,4 +117,4 @@ def choose(totals_Sbk: np.ndarray, tokens_Sbk: np.ndarray, *, ends: Sequence[int
     continues_Sc &= continues_Sc.cumsum(-1) <= beams
     next_Sb = np.argsort(~continues_Sc, axis=-1, kind="stable")[:, :beams]
     alive_Sb = np.take_along_axis(continues_Sc, next_Sb, -1)
-    return Choice(beams_X[order_Sc], slots_X[order_Sc], tokens_Sc, totals_Sc, finishing_Sc, next_Sb, alive_Sb)
+    return RankedCandidates(beams_X[order_Sc], slots_X[order_Sc], tokens_Sc, totals_Sc, finishing_Sc, next_Sb, alive_Sb)

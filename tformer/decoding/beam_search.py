@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tformer.decoding.beam_candidates import NEVER, Choice, choose, hold_back, top_candidates
+from tformer.decoding.beam_candidates import NEVER, RankedCandidates, choose, hold_back, top_candidates
 from tformer.decoding.sampling import block_repeated_ngrams, force_token, pad_left, penalize_repetition
 from tformer.decoding.settings import BeamSettings, FinishReason, Hypothesis
 from tformer.decoding.stepper import Stepper
@@ -180,13 +180,13 @@ class BeamState:
         )
         return values, own, ids.astype(np.int64)
 
-    def _blocked(self, choice: Choice) -> np.ndarray:
+    def _blocked(self, choice: RankedCandidates) -> np.ndarray:
         """Sentences [S] that have live hypotheses, but no possible token and no finished hypothesis."""
         live_S = (self._totals_Sb > NEVER).any(-1)
         offered_S = (choice.totals_Sc > NEVER).any(-1)
         return live_S & ~offered_S & (self.finished.counts[self._sentences_S] == 0)
 
-    def _continue(self, choice: Choice, logprobs_Sc: np.ndarray) -> np.ndarray:
+    def _continue(self, choice: RankedCandidates, logprobs_Sc: np.ndarray) -> np.ndarray:
         """Put the chosen hypotheses into the beams; the beam that each comes from, [S, b]."""
         alive_Sb, next_Sb = choice.alive_Sb, choice.next_Sb
         parents_Sb = np.broadcast_to(np.arange(next_Sb.shape[1]), next_Sb.shape)

@@ -16,7 +16,7 @@ from tformer.tokenizer.chat import Message
 from tformer.workers.work import ShouldStop, never
 
 
-class Conversation:
+class ChatSession:
     """Messages and answers. sampler: with a chat template.
 
     Attributes: `messages`; `forgotten`, the number of those that the model no longer read for the last answer.

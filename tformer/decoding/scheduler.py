@@ -91,7 +91,7 @@ class Request:
 
 
 @dataclass(eq=False)
-class _Row:
+class _Sequence:
     """A completion and what chooses its tokens; number: in the order of arrival; cache: of a parked row."""
 
     request: Request
@@ -106,7 +106,7 @@ class _Text:
     """A text that is read for some rows, or was read and is kept; `cache` has its first tokens."""
 
     ids: list[int]
-    rows: list[_Row] = field(default_factory=list)
+    rows: list[_Sequence] = field(default_factory=list)
     cache: ModelCache | None = None
 
     @property
@@ -147,8 +147,8 @@ class Scheduler:
         self._vocab_size = None if tokenizer is None else tokenizer.vocab_size
         self._waiting: list[_Text] = []
         self._reading: list[_Text] = []
-        self._parked: list[_Row] = []
-        self._rows: list[_Row] = []  # in the order of the cache
+        self._parked: list[_Sequence] = []
+        self._rows: list[_Sequence] = []  # in the order of the cache
         self._numbers = count()
         self._cache = self._empty_rows()
         self._kept: list[_Text] = []  # the latest last
@@ -191,7 +191,7 @@ class Scheduler:
         ]
         request = Request(completions, alternatives, on_token, client)
         rows = [
-            _Row(
+            _Sequence(
                 request,
                 completion,
                 TokenChooser(
@@ -278,7 +278,7 @@ class Scheduler:
         with inference(self._model):
             self._end(row.request for row in self._all_rows())
 
-    def _all_rows(self) -> list[_Row]:
+    def _all_rows(self) -> list[_Sequence]:
         texts = (*self._reading, *self._waiting)
         return [*self._rows, *self._parked, *(row for text in texts for row in text.rows)]
 
@@ -305,7 +305,7 @@ class Scheduler:
 
     # --- prompts -----------------------------------------------------------------------------------------------------
 
-    def _read(self, shares: set[_Row]) -> None:
+    def _read(self, shares: set[_Sequence]) -> None:
         """Read up to a chunk of tokens, from at least two prompts if several wait."""
         for text in [each for each in self._waiting if not shares.isdisjoint(each.rows)]:
             self._waiting.remove(text)
@@ -396,26 +396,26 @@ class Scheduler:
     def _empty_rows(self) -> RowCache:
         return RowCache(self._new_cache(self._model.longest_target))
 
-    def _shares(self) -> set[_Row]:
+    def _shares(self) -> set[_Sequence]:
         """The rows that the batch may have now: equal shares of the clients, what one does not need for the others.
 
         No client writes more slowly than its part of the time: a step of k clients takes at most k times what the step
         of the smallest one would take alone. Of more clients than `max_rows`, the first ones have a row each.
         """
-        clients: dict[object, list[_Row]] = {}
+        clients: dict[object, list[_Sequence]] = {}
         for row in sorted(self._all_rows(), key=lambda row: row.number):
             clients.setdefault(row.request.client, []).append(row)
         served = sorted(islice(clients.values(), self._max_rows), key=len)
         smallest = min(map(len, served), default=0)
         left = min(self._max_rows, len(served) * (STEP_ROWS + smallest) - STEP_ROWS)
-        shares: set[_Row] = set()
+        shares: set[_Sequence] = set()
         for others, rows in zip(reversed(range(len(served))), served, strict=True):
             share = rows[: -(-left // (others + 1))]
             shares.update(share)
             left -= len(share)
         return shares
 
-    def _park(self, shares: set[_Row]) -> None:
+    def _park(self, shares: set[_Sequence]) -> None:
         """Take the rows that no share has out of the batch; they wait with their keys and values."""
         for index in reversed(range(len(self._rows))):
             if (row := self._rows[index]) not in shares:
@@ -423,7 +423,7 @@ class Scheduler:
                 self._parked.append(row)
                 self._leave(index)
 
-    def _join(self, shares: set[_Row]) -> None:
+    def _join(self, shares: set[_Sequence]) -> None:
         """Put the parked rows of the shares into the batch."""
         for row in [each for each in self._parked if each in shares]:
             assert row.cache is not None
@@ -458,7 +458,7 @@ class Scheduler:
                 self._choose(row, logits_1V)
             self._settle()
 
-    def _choose(self, row: _Row, logits_1V: Tensor) -> None:
+    def _choose(self, row: _Sequence, logits_1V: Tensor) -> None:
         """Choose the next token of a row. An exception ends its request alone."""
         request, completion = row.request, row.completion
         if request.error is not None:  # by another sample

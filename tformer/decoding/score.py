@@ -16,7 +16,7 @@ import torch
 from tformer.data.batching.padding import WIDTH_MULTIPLE, PadLayout, pad_layout
 from tformer.decoding.inference import inference
 from tformer.model import Transformer
-from tformer.nn.heads import Output
+from tformer.nn.heads import ModelOutput
 from tformer.support.errors import InputError, require_finite
 from tformer.workers.work import QUIET, Work
 
@@ -45,7 +45,7 @@ class TargetScore:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _ScoringExample:
     source: Sequence[int] | None  # None: a decoder-only model
     context: Sequence[int]  # the decoder's tokens before the target
     target: Sequence[int]
@@ -79,7 +79,7 @@ def score_targets(
 
     Raises InputError for a source or target that is longer than the model's context.
     """
-    rows = [_Row(source, start_ids, target) for source, target in zip(sources, targets, strict=True)]
+    rows = [_ScoringExample(source, start_ids, target) for source, target in zip(sources, targets, strict=True)]
     assert model.decoder is not None
     tap = f"decoder.{len(model.decoder.blocks) - 1}.cross_attention.weights" if alignments else None
     return _score(model, rows, tap=tap, **options)
@@ -92,7 +92,7 @@ def score_continuations(
 
     The options are those of `_score`, the errors those of `score_targets`.
     """
-    rows = [_Row(None, prompt, target) for prompt, target in zip(prompts, targets, strict=True)]
+    rows = [_ScoringExample(None, prompt, target) for prompt, target in zip(prompts, targets, strict=True)]
     return _score(model, rows, **options)
 
 
@@ -121,7 +121,7 @@ def prompt_logprobs(
 
 def _score(
     model: Transformer,
-    rows: Sequence[_Row],
+    rows: Sequence[_ScoringExample],
     *,
     vocab_size: int | None = None,
     batch_tokens: int = 4096,
@@ -172,7 +172,7 @@ def _score(
     return scores
 
 
-def _batches(rows: Sequence[_Row], batch_tokens: int) -> Iterator[list[int]]:
+def _batches(rows: Sequence[_ScoringExample], batch_tokens: int) -> Iterator[list[int]]:
     """Indices of rows with a target, longest first: a batch that does not fit into memory fails at once."""
     order = sorted((i for i, row in enumerate(rows) if row.target), key=lambda i: -rows[i].length)
     start = 0
@@ -183,7 +183,7 @@ def _batches(rows: Sequence[_Row], batch_tokens: int) -> Iterator[list[int]]:
 
 
 def _score_batch(
-    model: Transformer, rows: Sequence[_Row], vocab_size: int | None, tap: str | None, greedy: bool
+    model: Transformer, rows: Sequence[_ScoringExample], vocab_size: int | None, tap: str | None, greedy: bool
 ) -> Iterator[TargetScore]:
     layout = _layout([row.decoder_length for row in rows], model.longest_target)
     output = _forward(model, rows, layout, taps={tap} if tap else set())
@@ -216,7 +216,7 @@ def _score_batch(
         yield TargetScore(tuple(flat[place]), alignment, all(best[place]) if greedy else None)
 
 
-def _forward(model: Transformer, rows: Sequence[_Row], layout: PadLayout, *, taps: set[str]) -> Output:
+def _forward(model: Transformer, rows: Sequence[_ScoringExample], layout: PadLayout, *, taps: set[str]) -> ModelOutput:
     """The model's output. The decoder's padding is on the right, where no real position sees it: it needs no mask."""
     device = next(model.parameters()).device
     ids = [np.array([*row.context, *row.target][:-1], dtype=np.int64) for row in rows]

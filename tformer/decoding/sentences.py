@@ -22,7 +22,7 @@ SHOWN_CHARACTERS = 40  # of each
 
 
 @dataclass(frozen=True)
-class Sentence:
+class SourceSentence:
     """One text to translate.
 
     Attributes:
@@ -93,7 +93,7 @@ class SentenceReader:
         first_row: int = 0,
         too_long: TooLong | None = None,
         places: Places = LINES,
-    ) -> list[Sentence]:
+    ) -> list[SourceSentence]:
         """One sentence for each text. `first_row`: number of the first text; `too_long` None: the reader's own.
 
         Raises InputError for a source (unless `too_long` is cut) or a prefix that is too long, and for a prefix with
@@ -113,7 +113,7 @@ class SentenceReader:
                 limit = max(1, min(limit, len(fitting) + self._length_margin))
             before, after = self._template.prefix, self._template.suffix
             text_slice = slice(len(before), len(before) + len(fitting))
-            sentences.append(Sentence((*before, *fitting, *after), text_slice, start, limit))
+            sentences.append(SourceSentence((*before, *fitting, *after), text_slice, start, limit))
         return sentences
 
     def check_sources(self, texts: Sequence[str], *, first_row: int, places: Places) -> None:

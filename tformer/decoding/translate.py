@@ -18,7 +18,7 @@ from tformer.decoding.completion import TextFollower
 from tformer.decoding.generate import generate
 from tformer.decoding.prompts import OnCut, OnRead, encode_prompts, suppressed_tokens
 from tformer.decoding.score import Links, links_of, mean_attention
-from tformer.decoding.sentences import LINES, Places, Sentence, SentenceReader, TooLong
+from tformer.decoding.sentences import LINES, Places, SentenceReader, SourceSentence, TooLong
 from tformer.decoding.settings import (
     BeamSettings,
     FinishReason,
@@ -215,7 +215,7 @@ class Translator:
                 finish(index, answers)
         return results
 
-    def _batches(self, sentences: Sequence[Sentence], batch_size: int) -> Iterator[list[int]]:
+    def _batches(self, sentences: Sequence[SourceSentence], batch_size: int) -> Iterator[list[int]]:
         """Indices of the sentences of each batch: longest first; sampled texts in order, as their seeds count rows."""
         indices = list(range(len(sentences)))
         if isinstance(self._settings, BeamSettings):
@@ -226,7 +226,7 @@ class Translator:
             if not all(sentences[index].is_empty for index in batch):
                 yield batch
 
-    def _aligned(self, found: list[tuple[Sentence, list[Translation]]]) -> list[list[Translation]]:
+    def _aligned(self, found: list[tuple[SourceSentence, list[Translation]]]) -> list[list[Translation]]:
         """The translations with their alignments, where these are requested."""
         if not self._alignments:
             return [answers for _, answers in found]
@@ -240,12 +240,12 @@ class Translator:
             for sentence, answers in found
         ]
 
-    def _attention(self, pairs: Sequence[tuple[Sentence, Sequence[int]]]) -> list[np.ndarray]:
+    def _attention(self, pairs: Sequence[tuple[SourceSentence, Sequence[int]]]) -> list[np.ndarray]:
         """fp32 [u, t] for each (sentence, target): the mean over the models."""
         sources, targets = [sentence.source for sentence, _ in pairs], [ids for _, ids in pairs]
         return mean_attention(self._models, sources, targets, start_ids=self._target.prefix)
 
-    def _starts(self, sentences: Sequence[Sentence]) -> list[list[int]]:
+    def _starts(self, sentences: Sequence[SourceSentence]) -> list[list[int]]:
         """The decoder's first tokens for each sentence."""
         return [[*self._target.prefix, *sentence.prefix] for sentence in sentences]
 
@@ -255,7 +255,7 @@ class Translator:
     # --- beam search --------------------------------------------------------------------------------------------------
 
     def _search(
-        self, settings: BeamSettings, sentences: Sequence[Sentence], should_stop: ShouldStop
+        self, settings: BeamSettings, sentences: Sequence[SourceSentence], should_stop: ShouldStop
     ) -> list[list[Translation]]:
         limits = [sentence.limit for sentence in sentences]
         sources, starts = [sentence.source for sentence in sentences], self._starts(sentences)
@@ -278,7 +278,9 @@ class Translator:
         pairs = zip(sentences, found, strict=True)
         return [self._ranked(settings, sentence, hypotheses) for sentence, hypotheses in pairs]
 
-    def _ranked(self, settings: BeamSettings, sentence: Sentence, hypotheses: list[Hypothesis]) -> list[Translation]:
+    def _ranked(
+        self, settings: BeamSettings, sentence: SourceSentence, hypotheses: list[Hypothesis]
+    ) -> list[Translation]:
         """The first `n_best` of different texts."""
         forced, answers = len(sentence.prefix), []
         for found in hypotheses:
@@ -294,7 +296,7 @@ class Translator:
     def _sample(
         self,
         settings: GenerationSettings,
-        sentences: Sequence[Sentence],
+        sentences: Sequence[SourceSentence],
         should_stop: ShouldStop,
         *,
         row: int,
@@ -322,7 +324,7 @@ class Translator:
             for sentence, completions in zip(sentences, found, strict=True)
         ]
 
-    def _sampled(self, sentence: Sentence, found: Generated) -> Translation:
+    def _sampled(self, sentence: SourceSentence, found: Generated) -> Translation:
         ids = (*sentence.prefix, *found.ids)
         text = self._text(ids)
         if found.finish_reason == "stop":  # cut before the stop text

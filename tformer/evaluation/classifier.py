@@ -88,7 +88,7 @@ def image_samples(recipe: Recipe, paths: Sequence[Path], *, named_in: Sequence[s
 
 
 @dataclass(frozen=True)
-class View:
+class ImageView:
     """One view of each image, see `augmentation.view`."""
 
     images: Samples
@@ -187,7 +187,7 @@ class Classifier:
         total_NL: Any = 0.0
         for number in range(self.views):
             piece = work.piece(number * len(samples), self.views * len(samples))
-            total_NL = total_NL + self.probabilities(self._scores(View(samples, number, self.mirrored), piece))
+            total_NL = total_NL + self.probabilities(self._scores(ImageView(samples, number, self.mirrored), piece))
         return self._scores_of(total_NL / self.views)
 
     def _scores_of(self, probabilities_NL: np.ndarray) -> np.ndarray:

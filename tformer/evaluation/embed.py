@@ -27,7 +27,7 @@ from tformer.evaluation.predict import GivenSamples, predict
 from tformer.evaluation.vector_options import EmbedOptions
 from tformer.loading import Loaded, load, weights_hash
 from tformer.nn.classification_heads import POOLINGS, PooledHead
-from tformer.nn.heads import Output
+from tformer.nn.heads import ModelOutput
 from tformer.objectives.labelled import collate_images
 from tformer.recipe.recipe import Recipe
 from tformer.support.device import resolve_device
@@ -109,7 +109,7 @@ def _embed(
     if options.dimensions is not None and not 0 < options.dimensions <= width:
         raise InputError(f"--dimensions must be between 1 and {width}, found {options.dimensions}")
 
-    def read(output: Output, batch: Batch) -> torch.Tensor:
+    def read(output: ModelOutput, batch: Batch) -> torch.Tensor:
         hidden_BTD = output.encoder_hidden if model.is_encoder_decoder else output.hidden
         for name in taps:
             hidden_BTD = output.taps[name]

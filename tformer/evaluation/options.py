@@ -46,7 +46,7 @@ OF_DECODING = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataOptions(Checked):
+class EvaluationDataOptions(Checked):
     """The data that a model is measured on; None: not given."""
 
     RULES: ClassVar[Rules] = (
@@ -124,12 +124,12 @@ class DataOptions(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationOptions(DataOptions):
+class EvaluationOptions(EvaluationDataOptions):
     """The options of `tformer evaluate`."""
 
     RULES = (
         exclude("--tasks", ("--data", "--source", "--score", "--by", "--plot", "--devices", "--quantize")),
-        *DataOptions.RULES,
+        *EvaluationDataOptions.RULES,
         exclude("--score", ("--no-decode", "--by", "--plot")),
         exclude(("--score", "--no-decode"), OF_DECODING),
         exclude("--by position", "--stride", hint="a window has every position once"),

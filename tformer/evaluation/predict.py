@@ -25,7 +25,7 @@ from tformer.data.batching.mixture import Samples
 from tformer.data.permutation import derive_key
 from tformer.decoding.inference import inference
 from tformer.metrics.text import perplexity
-from tformer.nn.heads import Output
+from tformer.nn.heads import ModelOutput
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.objectives.base import MEAN, Objective
 from tformer.support.errors import InputError, require_finite
@@ -67,7 +67,7 @@ def predict(
     model: nn.Module,
     samples: Samples,
     collate: Callable[..., Batch],
-    read: Callable[[Output, Batch], torch.Tensor],
+    read: Callable[[ModelOutput, Batch], torch.Tensor],
     **options: Any,
 ) -> np.ndarray:
     """fp32 [N, L]: what `read` takes from the model's output for a batch, a vector for each sample.
@@ -88,7 +88,7 @@ def predicted(
     model: nn.Module,
     samples: Samples,
     collate: Callable[..., Batch],
-    read: Callable[[Output, Batch], torch.Tensor],
+    read: Callable[[ModelOutput, Batch], torch.Tensor],
     *,
     taps: Collection[str] = (),
     batch_size: int | None = None,

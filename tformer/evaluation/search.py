@@ -81,7 +81,7 @@ class How:
 
 
 @dataclass(frozen=True)
-class Facts:
+class VectorOrigin:
     """The model that made vectors, the hash of its weights, and how it read texts; None: not known."""
 
     run: str | None = None
@@ -100,7 +100,7 @@ class StoredTexts(Sequence[str]):
         self._path = path
         self._bytes_n = np.memmap(path, np.uint8, mode="r") if path.stat().st_size else np.zeros(0, np.uint8)
         self._ends_L = np.append(-1, np.flatnonzero(self._bytes_n == ord("\n")))
-        self.facts: Facts = self._line(0, TypeAdapter(Facts))
+        self.facts: VectorOrigin = self._line(0, TypeAdapter(VectorOrigin))
 
     def __len__(self) -> int:
         return len(self._ends_L) - 2
@@ -133,7 +133,7 @@ class VectorIndex:
 
     vectors_ND: np.ndarray
     texts: Sequence[str] | None = None
-    facts: Facts = field(default_factory=Facts)
+    facts: VectorOrigin = field(default_factory=VectorOrigin)
     name: str = "the index"
 
     @classmethod
@@ -162,7 +162,7 @@ class VectorIndex:
         if known is not None and len(known) != len(vectors):
             source = beside(path) if texts is None else texts
             raise InputError(f"{source}: found {len(known):,} texts, {path} has {len(vectors):,} vectors")
-        return cls(vectors, known, Facts() if stored is None else stored.facts, str(path))
+        return cls(vectors, known, VectorOrigin() if stored is None else stored.facts, str(path))
 
     def __len__(self) -> int:
         return len(self.vectors_ND)

@@ -24,7 +24,7 @@ from tformer.evaluation.predict import predicted
 from tformer.evaluation.reports import log_softmax
 from tformer.loading import Loaded
 from tformer.metrics.text import answer_f1, answer_match, best_of
-from tformer.nn.heads import Output
+from tformer.nn.heads import ModelOutput
 from tformer.objectives.question_answering import QuestionAnsweringOptions
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import require_finite
@@ -58,7 +58,7 @@ def marked_scores(model: nn.Module, samples: Any, collate: Any, *, head: str, **
     """
     found: dict[int, np.ndarray] = {}
 
-    def read(output: Output, batch: Batch) -> Tensor:
+    def read(output: ModelOutput, batch: Batch) -> Tensor:
         assert batch.labels is not None
         return output.head(head)[batch.labels != UNMARKED]
 

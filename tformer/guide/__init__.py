@@ -40,7 +40,7 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
 @dataclass(frozen=True)
-class Section:
+class GuideSection:
     """A heading and the text below it, up to the next heading.
 
     Attributes:
@@ -77,12 +77,12 @@ def read_topic(topic: str) -> str:
 
 
 @cache
-def sections(topic: str) -> tuple[Section, ...]:
+def sections(topic: str) -> tuple[GuideSection, ...]:
     """The sections of a topic, in order; the first is its title."""
     return tuple(split_sections(topic, read_topic(topic)))
 
 
-def split_sections(topic: str, text: str) -> Iterator[Section]:
+def split_sections(topic: str, text: str) -> Iterator[GuideSection]:
     """The sections of a Markdown text that begins with a heading; `#` in a block of code is no heading."""
     lines: list[str] = []
     in_code = False
@@ -95,12 +95,12 @@ def split_sections(topic: str, text: str) -> Iterator[Section]:
     yield _section(topic, lines)
 
 
-def _section(topic: str, lines: list[str]) -> Section:
+def _section(topic: str, lines: list[str]) -> GuideSection:
     marks, _, heading = lines[0].partition(" ")
-    return Section(topic, len(marks), heading.replace("`", ""), "\n".join(lines).strip() + "\n")
+    return GuideSection(topic, len(marks), heading.replace("`", ""), "\n".join(lines).strip() + "\n")
 
 
-def with_subsections(section: Section) -> str:
+def with_subsections(section: GuideSection) -> str:
     """The Markdown of a section with its subsections; for a title the whole topic."""
     every = sections(section.topic)
     parts = [section.text]
@@ -111,7 +111,7 @@ def with_subsections(section: Section) -> str:
     return "\n".join(parts)
 
 
-def find(words: str) -> tuple[Section | None, list[Section]]:
+def find(words: str) -> tuple[GuideSection | None, list[GuideSection]]:
     """(the section to show, others that match).
 
     A topic's name, else an anchor is shown, with headings that have the words beside it. Else headings, the phrase and
@@ -140,7 +140,7 @@ def place_of(link: str, topic: str) -> tuple[str, str] | None:
     return (target, anchor) if target in TOPICS else None
 
 
-def with_commands(section: Section) -> str:
+def with_commands(section: GuideSection) -> str:
     """The Markdown of a section with those below it, where links name the command that shows their target.
 
     A link to another file becomes its text and the path in the source tree; code and web addresses stay. A picture

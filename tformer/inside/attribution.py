@@ -37,7 +37,7 @@ Values = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Subject:
+class AttributionInputs:
     """The vectors of an input and of its baseline.
 
     Attributes:
@@ -54,7 +54,7 @@ class Subject:
 
 def subject_of(
     model: Transformer, inputs: Inputs, stays: Mapping[str, Sequence[bool]], baseline: Inputs | None
-) -> Subject:
+) -> AttributionInputs:
     """The vectors of `inputs`, keyword arguments of the model's forward, one row each.
 
     stays: by side ("encoder", "decoder"), whether each token keeps its vector in x'.
@@ -77,12 +77,12 @@ def subject_of(
         name: torch.where(stays_P[places[name]], value, other.get(name, torch.zeros_like(value)))
         for name, value in real.items()
     }
-    return Subject(real, base, places, stays_P)
+    return AttributionInputs(real, base, places, stays_P)
 
 
 def attribute(
     measure: Callable[[Values], Tensor],
-    subject: Subject,
+    subject: AttributionInputs,
     methods: Collection[str],
     *,
     steps: int | None = None,

@@ -206,7 +206,7 @@ def copying(
 
 
 @dataclass(frozen=True)
-class Side:
+class StackTokens:
     """Input of one stack, [B, T]: ids, masks of real ids and of text, and documents."""
 
     ids: Tensor
@@ -215,14 +215,14 @@ class Side:
     documents: Tensor | None = None
 
     @classmethod
-    def of(cls, inputs: Mapping[str, Tensor], special_V: Tensor, prefix: str = "") -> Side:
+    def of(cls, inputs: Mapping[str, Tensor], special_V: Tensor, prefix: str = "") -> StackTokens:
         """The side of a model's inputs whose names begin with `prefix`."""
         ids, mask = inputs[f"{prefix}input_ids"], inputs.get(f"{prefix}attention_mask")
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
         return cls(ids, real, real & ~special_V[ids], inputs.get(f"{prefix}document_ids"))
 
 
-def keys_of(side: Side, *, causal: bool) -> Tensor:
+def keys_of(side: StackTokens, *, causal: bool) -> Tensor:
     """bool [4, B, T, T]: the keys of each query that `previous`, `first`, `duplicate` and `induction` count."""
     place = torch.arange(side.ids.shape[1], device=side.ids.device)
     query, key = place[:, None], place
@@ -258,7 +258,7 @@ def head_scores(loaded: Loaded, batches: Iterable[Mapping[str, Tensor]]) -> Scor
         add(name, torch.einsum("bhts,pbts->ph", weights_BHTS.float(), keys_PBTS))
         return weights_BHTS
 
-    def read_cross(name: str, target: Side, source: Side, weights_BHTS: Tensor) -> Tensor:
+    def read_cross(name: str, target: StackTokens, source: StackTokens, weights_BHTS: Tensor) -> Tensor:
         seen = weights_BHTS.float() * target.real[:, None, :, None] * source.text[:, None, None, :]
         add(name, torch.stack((seen.amax(-1).sum((0, 2)), seen.sum(2).clamp(max=1).sum((0, 2)))))
         return weights_BHTS
@@ -266,8 +266,8 @@ def head_scores(loaded: Loaded, batches: Iterable[Mapping[str, Tensor]]) -> Scor
     with inference(model):
         for given in batches:
             inputs = {name: value.to(device) for name, value in given.items()}
-            source = Side.of(inputs, special_V)
-            target = Side.of(inputs, target_V, "decoder_") if "cross" in maps else source
+            source = StackTokens.of(inputs, special_V)
+            target = StackTokens.of(inputs, target_V, "decoder_") if "cross" in maps else source
             replace: dict[str, Replacement] = {}
             for kind, names in maps.items():
                 if kind == "cross":

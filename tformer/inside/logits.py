@@ -39,7 +39,7 @@ from tformer.support.errors import require_finite
 TAPPED = (".embedding", ".sum", ".positions", ".segments", ".heads", ".down", ".convolved")  # ends of names
 
 
-class Part(NamedTuple):
+class LogitPart(NamedTuple):
     """A part of a logit.
 
     kind: embedding, positions, segments, self_attention, cross_attention, attention_bias, feedforward, convolution, or
@@ -76,7 +76,7 @@ class Contributions:
         logits: the logit or difference itself, before a soft cap [N].
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[LogitPart, ...]
     values: np.ndarray
     logits: np.ndarray
 
@@ -90,9 +90,9 @@ class Contributions:
 class _Stream:
     """The leaves of a linear copy of the stream, each with its part."""
 
-    leaves: list[tuple[Part, Tensor]] = field(default_factory=list)
+    leaves: list[tuple[LogitPart, Tensor]] = field(default_factory=list)
 
-    def add(self, part: Part, value: Tensor) -> Tensor:
+    def add(self, part: LogitPart, value: Tensor) -> Tensor:
         leaf = value.detach().clone().requires_grad_()
         self.leaves.append((part, leaf))
         return leaf
@@ -101,9 +101,9 @@ class _Stream:
         """norm(x), linear in x."""
         state = x.detach()
         linear = norm.linear_at(state)
-        return linear(x) + self.add(Part("bias"), norm(state) - linear(state))
+        return linear(x) + self.add(LogitPart("bias"), norm(state) - linear(state))
 
-    def product(self, linear: Linear, x: Tensor, bias: Part = Part("bias")) -> Tensor:
+    def product(self, linear: Linear, x: Tensor, bias: LogitPart = LogitPart("bias")) -> Tensor:
         y = F.linear(x, linear.weight)
         return y if linear.bias is None else y + self.add(bias, linear.bias.expand_as(y))
 
@@ -145,14 +145,14 @@ def attribute_logits(
             direction_NE, bias_N = direction_NE - other_NE, bias_N - other_N
         total = (y_NE * direction_NE.detach()).sum()
         gradients = torch.autograd.grad(total, [leaf for _, leaf in stream.leaves], allow_unused=True)
-    found: dict[Part, Tensor] = {}
+    found: dict[LogitPart, Tensor] = {}
     for (part, leaf), gradient in zip(stream.leaves, gradients, strict=True):
         share = leaf.new_zeros(leaf.shape[:-1]) if gradient is None else (leaf.detach() * gradient).sum(dim=-1)
         share = share.sum(dim=-1, keepdim=True) if pools else share[..., list(places)]  # [1, N], of heads [1, H, N]
         for number, value_N in enumerate(share[0]) if share.ndim == 3 else [(None, share[0])]:
             own = part._replace(head=number)
             found[own] = found[own] + value_N if own in found else value_N
-    found[Part("bias")] = bias_N.detach() + found.pop(Part("bias"), torch.zeros(()))
+    found[LogitPart("bias")] = bias_N.detach() + found.pop(LogitPart("bias"), torch.zeros(()))
     logits_N = _logits(module, output.hidden, places, targets)
     if against is not None:
         logits_N = logits_N - _logits(module, output.hidden, places, against)
@@ -174,18 +174,18 @@ def _through_stack(model: Transformer, side: str, tapped: Mapping[str, Tensor], 
             if function is None:
                 continue
             if name == "feedforward":
-                update = stream.add(Part(name, layer), tapped[f"{side}.{layer}.{name}.down"])
+                update = stream.add(LogitPart(name, layer), tapped[f"{side}.{layer}.{name}.down"])
             else:
-                z_1HTv = stream.add(Part(name, layer), tapped[f"{side}.{layer}.{name}.heads"])
+                z_1HTv = stream.add(LogitPart(name, layer), tapped[f"{side}.{layer}.{name}.heads"])
                 joined = z_1HTv.transpose(1, 2).flatten(2)
-                update = stream.product(function.out, joined, Part("attention_bias", layer))
+                update = stream.product(function.out, joined, LogitPart("attention_bias", layer))
             if (after := block.output_norm(name)) is not None:
                 update = stream.normalized(after, update)
             x = x + update * block.multiplier
             if block.place == "post":
                 x = stream.normalized(norm, x)
         if block.convolution is not None and block.convolution_norm is not None:
-            convolved = stream.add(Part("convolution", layer), tapped[f"{side}.{layer}.convolution.convolved"])
+            convolved = stream.add(LogitPart("convolution", layer), tapped[f"{side}.{layer}.convolution.convolved"])
             x = stream.normalized(block.convolution_norm, x + convolved)
     return x if stack.final_norm is None else stream.normalized(stack.final_norm, x)
 
@@ -195,14 +195,14 @@ def _embedded(
 ) -> Tensor:
     """The input of a stack [1, T, D]: tokens or patches, positions and segments apart where they are added up."""
     if not positions.has_embed:
-        return stream.add(Part("embedding"), tapped[name])
+        return stream.add(LogitPart("embedding"), tapped[name])
     total = tapped[f"{name}.sum"]
     convolves = getattr(embedding, "convolve", None) is not None  # which mixes segments with tokens
     kinds = [kind for kind in ("positions", "segments") if f"{name}.{kind}" in tapped]
     added = {kind: tapped[f"{name}.{kind}"].expand_as(total) for kind in kinds if kind == "positions" or not convolves}
-    x = stream.add(Part("embedding"), total - sum(added.values()))
+    x = stream.add(LogitPart("embedding"), total - sum(added.values()))
     for kind, value in added.items():
-        x = x + stream.add(Part(kind), value)
+        x = x + stream.add(LogitPart(kind), value)
     if embedding.norm is not None:
         x = stream.normalized(embedding.norm, x)
     return x if embedding.project is None or embedding.project_first else stream.product(embedding.project, x)

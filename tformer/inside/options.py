@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from tformer.evaluation.options import DATA_OR_SOURCE, ONE_SIDE, PAIRS, DataOptions
+from tformer.evaluation.options import DATA_OR_SOURCE, ONE_SIDE, PAIRS, EvaluationDataOptions
 from tformer.support.bounds import Positive, Seed, at_least, within
 from tformer.support.errors import InputError, did_you_mean
 from tformer.support.options import (
@@ -51,9 +51,9 @@ def parse_heads(text: str | None) -> tuple[tuple[int, int, bool], ...] | None:
     return tuple((int(name[1]), int(name[3]), name[2] == "C") for name in found if name) if all(found) else None
 
 
-def data_of(options: DataOptions) -> DataOptions:
+def data_of(options: EvaluationDataOptions) -> EvaluationDataOptions:
     """The options of the data alone."""
-    return DataOptions(**{each.name: getattr(options, each.name) for each in fields(DataOptions)})
+    return EvaluationDataOptions(**{each.name: getattr(options, each.name) for each in fields(EvaluationDataOptions)})
 
 
 def _named(flag: str, value: str | None, known: Collection[str]) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ def _named(flag: str, value: str | None, known: Collection[str]) -> tuple[str, .
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExampleOptions(DataOptions):
+class ExampleOptions(EvaluationDataOptions):
     """The options that heads, patch and viz-tokens share."""
 
     run: Run = None
@@ -91,8 +91,8 @@ class HeadOptions(ExampleOptions):
     """The options of `tformer heads`."""
 
     RULES = (
-        *DataOptions.RULES,
-        exclude(RANDOM, (DataOptions, "--max-examples"), hint="examples of data replace random tokens"),
+        *EvaluationDataOptions.RULES,
+        exclude(RANDOM, (EvaluationDataOptions, "--max-examples"), hint="examples of data replace random tokens"),
         exclude("--over-training", "--checkpoint"),
     )
 
@@ -129,7 +129,7 @@ class TokenOptions(ExampleOptions):
     RULES = (
         DATA_OR_SOURCE,
         exclude("--data-folder", ("--data", "--source")),
-        exclude("--text", (AllBut(DataOptions, ("--target", "--prefix")), "--max-examples")),
+        exclude("--text", (AllBut(EvaluationDataOptions, ("--target", "--prefix")), "--max-examples")),
         needs("--source", "--target", hint=ONE_SIDE),
         needs("--target", "--source", "--text"),
         needs("--special-tokens", "--text"),
@@ -179,7 +179,7 @@ class PatchOptions(ExampleOptions):
         exclude("--wrong", "--metric logit|probability|loss"),
         DATA_OR_SOURCE,
         exclude("--data-folder", ("--data", "--source")),
-        needs((AllBut(DataOptions, ("--target", "--prefix")), "--max-examples"), "--ablate"),
+        needs((AllBut(EvaluationDataOptions, ("--target", "--prefix")), "--max-examples"), "--ablate"),
         needs("--source", "--target", hint=ONE_SIDE),
         needs("--target", "--source", "--clean"),
         required("--clean", "--clean-image", unless="--ablate", hint="--clean TEXT --corrupted TEXT, or --ablate zero"),

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from tformer.decoding.inference import inference
 from tformer.inside.options import head_name
 from tformer.model import Transformer
-from tformer.nn.heads import Output
+from tformer.nn.heads import ModelOutput
 from tformer.nn.taps import Replacement
 from tformer.support.errors import InputError, require_finite
 from tformer.workers.work import Work
@@ -75,7 +75,7 @@ METRICS_OF_LABELS = METRICS | {
 
 
 @dataclass(frozen=True)
-class Question:
+class PatchingExample:
     """Two inputs of one shape, and the metric of the answer.
 
     Attributes:
@@ -113,7 +113,7 @@ def answers(
     return logits_of(model(**inputs, replace=replace), at)
 
 
-def logits_of(output: Output, at: int | None) -> Tensor:
+def logits_of(output: ModelOutput, at: int | None) -> Tensor:
     """fp32 [B, C]: the logits at a position; None: the model answers once."""
     return output.logits if at is None else output.logits_at(at)
 
@@ -183,7 +183,13 @@ def taps_of(model: Transformer, parts: Sequence[str]) -> dict[tuple[str, str], l
 
 
 def patch(
-    model: Transformer, question: Question, parts: Sequence[str], *, noising: bool, only_estimate: bool, work: Work
+    model: Transformer,
+    question: PatchingExample,
+    parts: Sequence[str],
+    *,
+    noising: bool,
+    only_estimate: bool,
+    work: Work,
 ) -> tuple[list[PatchMap], float, float]:
     """(the maps of these parts, M(clean), M(corrupted)).
 
@@ -216,7 +222,7 @@ def patch(
 
 
 def patched_changes(
-    model: Transformer, question: Question, base: Inputs, values: Mapping[str, Tensor], *, own: float, work: Work
+    model: Transformer, question: PatchingExample, base: Inputs, values: Mapping[str, Tensor], *, own: float, work: Work
 ) -> dict[str, np.ndarray]:
     """Changes of the metric, fp64 [N] for each tap, when each entry of dimension 1 is patched into `base`.
 
@@ -230,7 +236,7 @@ def patched_changes(
     return changes
 
 
-def patched(model: Transformer, question: Question, base: Inputs, name: str, value: Tensor) -> np.ndarray:
+def patched(model: Transformer, question: PatchingExample, base: Inputs, name: str, value: Tensor) -> np.ndarray:
     """fp64 [N]: the metric on `base` with entry n of dimension 1 of a tap taken from `value`, for each n."""
     width = max([value.shape[-2], *(each.shape[1] for each in base.values() if each.dim() == 2)])
     found = []
@@ -251,7 +257,7 @@ def with_entries(places: Tensor, value: Tensor, base: Tensor) -> Tensor:
 
 
 def estimated_changes(
-    model: Transformer, question: Question, base: Inputs, values: Mapping[str, Tensor]
+    model: Transformer, question: PatchingExample, base: Inputs, values: Mapping[str, Tensor]
 ) -> dict[str, np.ndarray]:
     """fp64 [N] of each tap: (value - base) . dM/d(base) of each entry of dimension 1."""
     with torch.enable_grad():

@@ -41,7 +41,7 @@ CONTINUES = "##"
 
 
 @dataclass(frozen=True)
-class Side:
+class TokenSequence:
     """One sequence of tokens.
 
     Attributes:
@@ -90,7 +90,7 @@ def side_of(
     text_of: Sequence[int] = (),
     special: Sequence[bool] | None = None,
     written_from: int | None = None,
-) -> Side:
+) -> TokenSequence:
     """The tokens of these ids. special: None: the special tokens of the vocabulary."""
     marks = [tokenizer.is_special(token) for token in ids] if special is None else list(special)
     tokens = tuple(token_text(tokenizer, token) for token in ids)
@@ -99,7 +99,7 @@ def side_of(
         starts = [token.isspace() for token in spelled]  # a space belongs to the word after it
     else:
         starts = word_starts(tokenizer.kind, spelled).tolist()
-    return Side(name, tokens, tuple(marks), tuple(starts), tuple(text_of), written_from)
+    return TokenSequence(name, tokens, tuple(marks), tuple(starts), tuple(text_of), written_from)
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ModelInputs:
     """The inputs of a forward pass.
 
     Attributes:
@@ -132,14 +132,14 @@ class Reading:
     """
 
     inputs: dict[str, Tensor]
-    sides: dict[str, Side]
+    sides: dict[str, TokenSequence]
     pixels: np.ndarray | None = None
     grid: tuple[int, int] = (0, 0)
     notes: tuple[str, ...] = ()
     texts: dict[str, str] = field(default_factory=dict)
 
 
-def read(loaded: Loaded, given: Inputs) -> Reading:
+def read(loaded: Loaded, given: Inputs) -> ModelInputs:
     """The inputs as tensors. Raises InputError for inputs of the wrong kind, and for a text that is too long."""
     _check(loaded, given)
     if loaded.recipe.model.patches is not None:
@@ -189,7 +189,7 @@ def _check(loaded: Loaded, given: Inputs) -> None:
 # --- one text, a pair, an image --------------------------------------------------------------------------------------
 
 
-def _read_texts(loaded: Loaded, given: Inputs) -> Reading:
+def _read_texts(loaded: Loaded, given: Inputs) -> ModelInputs:
     """One text or two inside their template, for an encoder."""
     tokenizer, recipe = loaded.text_tokenizer, loaded.recipe
     found, notes = _encoded(loaded, given, given.text2)
@@ -199,7 +199,7 @@ def _read_texts(loaded: Loaded, given: Inputs) -> Reading:
         inputs["token_type_ids"] = torch.tensor([found.types])
     parts = () if given.text2 is None else found.parts
     side = side_of(name, tokenizer, found.ids, text_of=parts, special=found.from_template)
-    return Reading(inputs, {name: side}, notes=notes)
+    return ModelInputs(inputs, {name: side}, notes=notes)
 
 
 def _encoded(loaded: Loaded, given: Inputs, text2: str | None = None) -> tuple[EncodedText, tuple[str, ...]]:
@@ -215,7 +215,7 @@ def _encoded(loaded: Loaded, given: Inputs, text2: str | None = None) -> tuple[E
     return replace(reader, max_length=room).encode(text, text2, cut=True), (_cut_note(given, length),)
 
 
-def _read_image(loaded: Loaded, path: Path) -> Reading:
+def _read_image(loaded: Loaded, path: Path) -> ModelInputs:
     patches, data, embedding = loaded.recipe.model.patches, loaded.recipe.data, loaded.model.embedding
     assert patches is not None and isinstance(embedding, PatchEmbedding)
     image_CYX = read_image(path, size=patches.image_size, channels=patches.channels)
@@ -224,14 +224,14 @@ def _read_image(loaded: Loaded, path: Path) -> Reading:
     grid, has_cls = patches.side, embedding.cls is not None
     tokens = ["CLS"] * has_cls + [f"{row},{column}" for row in range(grid) for column in range(grid)]
     special = [has_cls] + [False] * (len(tokens) - 1)
-    side = Side("encoder", tuple(tokens), tuple(special), (True,) * len(tokens))
-    return Reading({"pixel_values": pixels}, {"encoder": side}, shown, (grid, grid), texts={"image": path.name})
+    side = TokenSequence("encoder", tuple(tokens), tuple(special), (True,) * len(tokens))
+    return ModelInputs({"pixel_values": pixels}, {"encoder": side}, shown, (grid, grid), texts={"image": path.name})
 
 
 # --- prompts, sources and targets ------------------------------------------------------------------------------------
 
 
-def _read_prompt(loaded: Loaded, given: Inputs) -> Reading:
+def _read_prompt(loaded: Loaded, given: Inputs) -> ModelInputs:
     """A prompt and its greedy continuation."""
     tokenizer = loaded.text_tokenizer
     ids = encode_prompt(tokenizer, given.text or "")
@@ -252,10 +252,10 @@ def _read_prompt(loaded: Loaded, given: Inputs) -> Reading:
         texts["continuation"] = tokenizer.decode(found.ids)
         notes.append(f"the last {len(ids) - count} tokens were generated greedily by the model")
     side = side_of("decoder", tokenizer, ids, written_from=count if new > 0 else None)
-    return Reading({"input_ids": torch.tensor([ids])}, {"decoder": side}, notes=tuple(notes), texts=texts)
+    return ModelInputs({"input_ids": torch.tensor([ids])}, {"decoder": side}, notes=tuple(notes), texts=texts)
 
 
-def _read_translation(loaded: Loaded, given: Inputs) -> Reading:
+def _read_translation(loaded: Loaded, given: Inputs) -> ModelInputs:
     """A source, and the decoder's input for its target."""
     tokenizer, own, ends = loaded.text_tokenizer, loaded.target_tokenizer, loaded.decoder_tokens
     found, cut = _encoded(loaded, given)
@@ -277,7 +277,7 @@ def _read_translation(loaded: Loaded, given: Inputs) -> Reading:
         "decoder": side_of("decoder", own, read_ids, written_from=len(ends.prefix) if given.target is None else None),
     }
     inputs = {"input_ids": torch.tensor([source]), "decoder_input_ids": torch.tensor([read_ids])}
-    return Reading(inputs, sides, notes=tuple(notes), texts=texts)
+    return ModelInputs(inputs, sides, notes=tuple(notes), texts=texts)
 
 
 def _translated(loaded: Loaded, given: Inputs, source: Sequence[int]) -> list[int]:
@@ -317,7 +317,7 @@ def _cut_note(given: Inputs, length: int) -> str:
 # --- options ---------------------------------------------------------------------------------------------------------
 
 
-def read_options(loaded: Loaded, options: ReadOptions, head: str) -> tuple[Loaded, Reading]:
+def read_options(loaded: Loaded, options: ReadOptions, head: str) -> tuple[Loaded, ModelInputs]:
     """Read the options: (the model, with special tokens in its tokenizer if wanted, its input)."""
     if head == "masked_lm" or options.special_tokens:
         loaded = replace(loaded, tokenizer=loaded.text_tokenizer.reading_special())
@@ -343,7 +343,7 @@ def _text_of(loaded: Loaded, options: ReadOptions, head: str) -> tuple[str | Non
 
 
 def places_of(
-    loaded: Loaded, reading: Reading, options: LensOptions | AttributeOptions, head: str
+    loaded: Loaded, reading: ModelInputs, options: LensOptions | AttributeOptions, head: str
 ) -> tuple[list[int], list[int]]:
     """(the chosen or all positions, the target of each)."""
     chosen, target = parse_numbers(options.positions, "--positions"), OWN

@@ -18,7 +18,7 @@ from tformer.checkpoint.average import value_differences
 from tformer.interop.architecture import Architecture, kind_in_classes
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.config import Config
-from tformer.interop.equivalences import Step, inside, step_for
+from tformer.interop.equivalences import Rewrite, inside, step_for
 from tformer.nn.heads import LmHeadOptions
 from tformer.nn.positions.base import LearnedOptions
 from tformer.recipe.model import Model, Stack, layer_sections
@@ -174,7 +174,7 @@ Difference = tuple[str, Any, Any]  # dotted path, value here, value there
 
 
 @dataclass(frozen=True)
-class Choice:
+class ExportTarget:
     """A class, its keys of config.json, and the steps that bring the model into the form of that class.
 
     model: as the class has it; the recipe's own where `steps` is empty.
@@ -185,7 +185,7 @@ class Choice:
     class_name: str
     config: dict[str, Any]
     model: Model
-    steps: tuple[Step, ...] = ()
+    steps: tuple[Rewrite, ...] = ()
 
 
 def choose_class(
@@ -195,7 +195,7 @@ def choose_class(
     source: str | None = None,
     model_type: str | None = None,
     common: Mapping[str, Any] | None = None,
-) -> Choice:
+) -> ExportTarget:
     """The class to export to.
 
     Args:
@@ -216,11 +216,11 @@ def choose_class(
     code = None if model_type is None else ARCHITECTURES[model_type].code
     if code is not None and (missing := list(code.lacks(model))):
         raise InputError(f"{code.file}, the code that export can write, lacks {'; '.join(missing)}")
-    fitting: list[Choice] = []
+    fitting: list[ExportTarget] = []
     refusals: list[tuple[int, str, str]] = []
     for architecture, class_name in _candidates(model, family, source, model_type):
         outcome = _attempt(model, architecture, class_name, common or {})
-        if isinstance(outcome, Choice):
+        if isinstance(outcome, ExportTarget):
             fitting.append(outcome)
         else:
             refusals.append((outcome[0], class_name, outcome[1]))
@@ -237,7 +237,7 @@ def choose_class(
     raise InputError(f"no class{where} of Hugging Face computes this model; {class_name} comes nearest: {problem}")
 
 
-def choose_class_or_code(model: Model, *, model_type: str | None = None, **options: Any) -> Choice:
+def choose_class_or_code(model: Model, *, model_type: str | None = None, **options: Any) -> ExportTarget:
     """The class to export to: one of Hugging Face, else the class of tformer's own modelling code.
 
     options: as in `choose_class`. Raises InputError if that code lacks a feature as well.
@@ -300,16 +300,16 @@ def _candidates(
 
 def _attempt(
     model: Model, architecture: Architecture, class_name: str, common: Mapping[str, Any]
-) -> Choice | tuple[int, str]:
-    """The class as a Choice if it fits, else its distance from the model and the differences as text."""
-    steps: list[Step] = []
+) -> ExportTarget | tuple[int, str]:
+    """The class as an `ExportTarget` if it fits, else its distance from the model and the differences as text."""
+    steps: list[Rewrite] = []
     for _ in range(MAX_ROUNDS):
         try:
             config, found = _compare(model, architecture, class_name, common)
         except InputError as error:
             return UNREADABLE, error.message
         if not found:
-            return Choice(architecture, class_name, config, model, tuple(steps))
+            return ExportTarget(architecture, class_name, config, model, tuple(steps))
         wanted = {difference[0]: step_for(model, *difference) for difference in found}
         left = [difference for difference in found if wanted[difference[0]] is None]
         if left:

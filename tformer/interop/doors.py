@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from tformer.checkpoint.read import Checkpoint
 from tformer.interop import exporting, to_gguf, to_onnx
-from tformer.interop.choose import Choice
+from tformer.interop.choose import ExportTarget
 from tformer.interop.peft import as_in_peft, class_of_adapted
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
 
-Plans = Mapping[str, Callable[[Checkpoint], Choice | str]]
+Plans = Mapping[str, Callable[[Checkpoint], ExportTarget | str]]
 PLANS: Plans = {
     "huggingface": lambda one: exporting.planned(one.recipe, exporting.tokenizers_of(one))[0],
     "gguf": lambda one: to_gguf.plan(one)[1],

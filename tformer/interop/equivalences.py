@@ -112,7 +112,7 @@ Form = tuple[Model, dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
-class Step:
+class Rewrite:
     """One change of form. `apply`: (model, weights) -> an equal model in another form; weights may be empty."""
 
     note: str
@@ -143,7 +143,7 @@ def extended(model: Model, weights: Weights, *, path: str, value: Any) -> Form:
     return model, {**weights, **new}
 
 
-def step_for(model: Model, path: str, ours: Any, theirs: Any) -> Step | None:
+def step_for(model: Model, path: str, ours: Any, theirs: Any) -> Rewrite | None:
     """The change that turns `ours` into `theirs` at a dotted path of the `model` section, or None."""
     for pattern, before, after, make in STEPS:
         found = re.fullmatch(pattern, path)
@@ -168,14 +168,14 @@ def inside(data: Any, keys: Sequence[str]) -> Any:
 
 
 ANY = object()
-Maker = Callable[[Model, str, Any], Step | None]
+Maker = Callable[[Model, str, Any], Rewrite | None]
 
 
-def _layout(model: Model, path: str, value: Any) -> Step | None:
+def _layout(model: Model, path: str, value: Any) -> Rewrite | None:
     side = path.split(".")[1]
     kind = getattr(model, side).positions.kind
     if kind == "rope":  # in Llama's layout rotated coordinates lie half a head apart, they are not adjacent
-        return Step(
+        return Rewrite(
             f"{path}: interleaved, written as halves (the rows of queries and keys are reordered)",
             lambda section, weights: (changed(section, path, "halves"), reorder_heads(section, weights, side=side)),
         )
@@ -184,15 +184,15 @@ def _layout(model: Model, path: str, value: Any) -> Step | None:
     positions = [stack.positions for stack in model.stacks.values()]
     if any(one.kind == "sinusoidal" and one.layout != "interleaved" for one in positions):
         return None
-    return Step(
+    return Rewrite(
         "sinusoids: interleaved, written as halves (the columns of the residual stream are reordered)",
         sinusoids_in_halves,
     )
 
 
 def _extend(what: str) -> Maker:
-    def make(model: Model, path: str, value: Any) -> Step:
-        return Step(f"{path}: {what}", lambda section, weights: extended(section, weights, path=path, value=value))
+    def make(model: Model, path: str, value: Any) -> Rewrite:
+        return Rewrite(f"{path}: {what}", lambda section, weights: extended(section, weights, path=path, value=value))
 
     return make
 

@@ -17,7 +17,7 @@ from tformer.checkpoint.average import require_new
 from tformer.checkpoint.read import Checkpoint, differences
 from tformer.checkpoint.tensor_files import file_bytes, tensor_chunks
 from tformer.interop.architecture import Architecture, auto_class
-from tformer.interop.choose import Choice, choose_class_or_code, label_keys, without_learned_rates
+from tformer.interop.choose import ExportTarget, choose_class_or_code, label_keys, without_learned_rates
 from tformer.interop.generation_config import left_unsaid, write_generation
 from tformer.interop.preprocessor import write_preprocessor
 from tformer.interop.sentence_transformers import split_off
@@ -209,7 +209,7 @@ def ignored_by_ctranslate2(architecture: Architecture, config: Mapping[str, Any]
 
 def planned(
     recipe: Recipe, tokenizers: Tokenizers, model_type: str | None = None
-) -> tuple[Choice, Model, dict[str, Any], dict[str, str]]:
+) -> tuple[ExportTarget, Model, dict[str, Any], dict[str, str]]:
     """(class, model section, keys about special tokens, files of sentence-transformers). Errors: no class or code."""
     model, sentence_files = split_off(without_learned_rates(resolved(recipe, tokenizers)), seq_len=recipe.seq_len)
     keys = special_keys(recipe, tokenizers.source, tokenizers.target)

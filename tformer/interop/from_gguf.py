@@ -144,7 +144,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise InputError(f"{path} needs the package gguf, which is not installed", hint="pip install 'tformer[gguf]'")
     import gguf
 
-    class Reader(gguf.GGUFReader):
+    class StrictReader(gguf.GGUFReader):
         """`GGUFReader` that raises ValueError at the end of the file, where its parent returns too few values.
 
         A list is one array, or one for each text: its parent makes several for each value, in 10 s for a vocabulary.
@@ -171,7 +171,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             return offset - orig_offs, parts, list(range(len(parts))), types
 
     try:
-        reader = Reader(path)
+        reader = StrictReader(path)
     except (ValueError, LookupError, OSError, OverflowError, RecursionError, struct.error) as error:
         raise InputError(f"{path} is not a usable GGUF file: {error}") from error
     return reader.fields, {tensor.name: tensor for tensor in reader.tensors}
@@ -235,22 +235,22 @@ def _scaling(
     path: Path, form: Gguf, own: Mapping[str, Any], tensors: Mapping[str, Any], *, size: int, base: float
 ) -> dict[str, Any] | None:
     """`rope_scaling` of config.json; None: the frequencies are not scaled."""
-    kind = own.get(f"{SCALING}type", "linear" if f"{SCALING}factor" in own else "none")
+    rope_type = own.get(f"{SCALING}type", "linear" if f"{SCALING}factor" in own else "none")
     numbers = {name: _numbers(tensors[name]) for name in (DIVISORS, SHORT, LONG) if name in tensors}
-    found: dict[str, Any] | None = None
+    scaling: dict[str, Any] | None = None
     if DIVISORS in numbers:
-        found = llama3_scaling(numbers[DIVISORS], size=size, base=base)
+        scaling = llama3_scaling(numbers[DIVISORS], size=size, base=base)
     elif SHORT in numbers and LONG in numbers:
-        found = {"rope_type": "longrope", "attention_factor": own.get(f"{SCALING}attn_factor", 1.0)}
-        found |= {"short_factor": numbers[SHORT].tolist(), "long_factor": numbers[LONG].tolist()}
-    elif kind == "linear":
-        found = {"rope_type": "linear", "factor": own.get(f"{SCALING}factor", 1.0)}
-    elif kind == "none" and not numbers:
+        scaling = {"rope_type": "longrope", "attention_factor": own.get(f"{SCALING}attn_factor", 1.0)}
+        scaling |= {"short_factor": numbers[SHORT].tolist(), "long_factor": numbers[LONG].tolist()}
+    elif rope_type == "linear":
+        scaling = {"rope_type": "linear", "factor": own.get(f"{SCALING}factor", 1.0)}
+    elif rope_type == "none" and not numbers:
         return None
-    if found is None or found["rope_type"] not in form.scalings:
-        stated = ", ".join([kind, *numbers])
+    if scaling is None or scaling["rope_type"] not in form.scalings:
+        stated = ", ".join([rope_type, *numbers])
         raise InputError(f"{path}: {form.name}.{SCALING}type: found {stated}, tformer reads {', '.join(form.scalings)}")
-    return found
+    return scaling
 
 
 def llama3_scaling(divisors: Tensor, *, size: int, base: float) -> dict[str, Any] | None:

@@ -245,36 +245,36 @@ def document_of(name: object, values: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises InputError, with the file's name, for a missing or damaged vocabulary, and for others' kinds.
     """
-    kind, pre, tokens = values.get("model"), values.get("pre"), values.get("tokens")
+    model, pre, tokens = values.get("model"), values.get("pre"), values.get("tokens")
     pre = ALIASES.get(str(pre), pre)
     other = "name a vocabulary with --tokenizer FILE"
     if not tokens:
         raise InputError(f"{name} has no vocabulary (tokenizer.ggml.tokens)", hint=other)
-    for key, each in OF_LISTS.items():
-        if not isinstance(stated := values.get(key, []), list) or not all(isinstance(one, each) for one in stated):
-            raise InputError(f"{name}: tokenizer.ggml.{key}: expected a list of values of the type {each.__name__}")
-    if kind not in ("gpt2", "llama") or (kind == "gpt2" and str(pre) not in CUTS):
+    for key, type_ in OF_LISTS.items():
+        if not isinstance(stated := values.get(key, []), list) or not all(isinstance(one, type_) for one in stated):
+            raise InputError(f"{name}: tokenizer.ggml.{key}: expected a list of values of the type {type_.__name__}")
+    if model not in ("gpt2", "llama") or (model == "gpt2" and str(pre) not in CUTS):
         raise InputError(
-            f"{name}: tokenizer.ggml: found the model {kind!r} with the pre-tokenization {pre!r}, tformer reads llama, "
-            f"and gpt2 with {', '.join(CUTS)}",
+            f"{name}: tokenizer.ggml: found the model {model!r} with the pre-tokenization {pre!r}, tformer reads "
+            f"llama, and gpt2 with {', '.join(CUTS)}",
             hint=other,
         )
     ids = {token: number for number, token in enumerate(tokens)}
     if len(ids) < len(tokens):
         twice = next(token for number, token in enumerate(tokens) if ids[token] != number)
         raise InputError(f"{name}: tokenizer.ggml.tokens: found {twice!r} twice")
-    kinds = values.get("token_type") or [NORMAL] * len(tokens)
-    scores = values.get("scores") or ([] if kind == "llama" else [0.0] * len(tokens))
-    for key, numbers in (("token_type", kinds), ("scores", scores)):
+    token_types = values.get("token_type") or [NORMAL] * len(tokens)
+    scores = values.get("scores") or ([] if model == "llama" else [0.0] * len(tokens))
+    for key, numbers in (("token_type", token_types), ("scores", scores)):
         if len(numbers) != len(tokens):
             raise InputError(f"{name}: tokenizer.ggml.{key}: found {len(numbers):,} values for {len(tokens):,} tokens")
     for role in ROLES:
-        key, found = f"tokenizer.ggml.{role}_token_id", values.get(f"{role}_token_id", 0)
-        if not isinstance(found, int) or not 0 <= found < len(tokens):
-            raise InputError(f"{name}: {key}: found {found!r}, expected an id below {len(tokens):,}")
-    while kinds[len(ids) - 1] == UNUSED and len(ids) > 1:  # rows of the embedding beyond the vocabulary
+        key, special_id = f"tokenizer.ggml.{role}_token_id", values.get(f"{role}_token_id", 0)
+        if not isinstance(special_id, int) or not 0 <= special_id < len(tokens):
+            raise InputError(f"{name}: {key}: found {special_id!r}, expected an id below {len(tokens):,}")
+    while token_types[len(ids) - 1] == UNUSED and len(ids) > 1:  # rows of the embedding beyond the vocabulary
         del ids[tokens[len(ids) - 1]]
-    if kind == "gpt2":
+    if model == "gpt2":
         cuts, whole = CUTS[str(pre)]
         steps = [{"trim_offsets": False, **cut} if cut["type"] == "ByteLevel" else cut for cut in cuts]
         merges = [tuple(merge.split(" ", 1)) for merge in values.get("merges") or ()]
@@ -282,7 +282,7 @@ def document_of(name: object, values: Mapping[str, Any]) -> dict[str, Any]:
     else:
         steps, unk = [], values.get("unknown_token_id")
         of_token = dict(zip(tokens, scores, strict=True))
-        text = {token for token, each in zip(tokens, kinds, strict=True) if each == NORMAL}
+        text = {token for token, token_type in zip(tokens, token_types, strict=True) if token_type == NORMAL}
         if (longest := max(map(len, text), default=0)) > MAX_CHARACTERS:  # each is cut at every place
             problem = f"found a token of {longest:,} characters, expected at most {MAX_CHARACTERS:,}"
             raise InputError(f"{name}: tokenizer.ggml.tokens: {problem}")
@@ -296,15 +296,17 @@ def document_of(name: object, values: Mapping[str, Any]) -> dict[str, Any]:
         )
     rust = RustTokenizer(models.BPE(ids, merges, **options))
     rust.decoder = decoders.ByteLevel()
-    if kind == "llama":
+    if model == "llama":
         prefix = bool(values.get("add_space_prefix", True))
         before = [normalizers.Prepend(SPACE)] if prefix else []
         rust.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", SPACE)])
         back = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
         rust.decoder = decoders.Sequence([*back, *([decoders.Strip(" ", 1, 0)] if prefix else [])])
-    added = [pair for pair in zip(tokens, kinds, strict=True) if pair[1] in (CONTROL, USER_DEFINED, UNKNOWN)]
-    rust.add_tokens([AddedToken(token, special=each != USER_DEFINED, normalized=False) for token, each in added])
-    if values.get("add_bos_token", kind == "llama" or CUTS[str(pre)][1]) and "bos_token_id" in values:
+    added = [pair for pair in zip(tokens, token_types, strict=True) if pair[1] in (CONTROL, USER_DEFINED, UNKNOWN)]
+    rust.add_tokens(
+        [AddedToken(token, special=token_type != USER_DEFINED, normalized=False) for token, token_type in added]
+    )
+    if values.get("add_bos_token", model == "llama" or CUTS[str(pre)][1]) and "bos_token_id" in values:
         bos = tokens[values["bos_token_id"]]
         special = [(bos, ids[bos])]
         rust.post_processor = processors.TemplateProcessing([bos, "$A"], [bos, "$A", "$B:1"], special)

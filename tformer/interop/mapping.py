@@ -12,24 +12,24 @@ from tformer.support.errors import InputError
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorLayout:
     """Conversion between tensors on disk and one tensor of tformer; `split(join(x)) == x` for the right shapes."""
 
     join: Callable[[Sequence[Tensor]], Tensor]
     split: Callable[[Tensor], tuple[Tensor, ...]]
 
 
-SAME = Layout(join=lambda parts: parts[0], split=lambda ours: (ours,))
-TRANSPOSED = Layout(join=lambda parts: parts[0].t(), split=lambda ours: (ours.t(),))
+SAME = TensorLayout(join=lambda parts: parts[0], split=lambda ours: (ours,))
+TRANSPOSED = TensorLayout(join=lambda parts: parts[0].t(), split=lambda ours: (ours.t(),))
 """GPT-2's Conv1D: matrices are [in, out], biases as usual."""
 
 
-def rows(*sizes: int) -> Layout:
+def rows(*sizes: int) -> TensorLayout:
     """The layout of several matrices or vectors stacked by rows, as in a fused q, k, v projection."""
-    return Layout(join=lambda parts: torch.cat(list(parts)), split=lambda ours: ours.split(sizes))
+    return TensorLayout(join=lambda parts: torch.cat(list(parts)), split=lambda ours: ours.split(sizes))
 
 
-def grouped_rows(*, groups: int, heads: int) -> Layout:
+def grouped_rows(*, groups: int, heads: int) -> TensorLayout:
     """The layout of fused q, k, v with a group of queries beside their key and value, in rows [group, q k v, d].
 
     BLOOM and GPT-NeoX have a group for each head, Falcon also fewer.
@@ -45,12 +45,12 @@ def grouped_rows(*, groups: int, heads: int) -> Layout:
         parts = ours.split([heads * size, groups * size, groups * size])
         return (torch.cat([part.unflatten(0, (groups, -1)) for part in parts], dim=1).flatten(0, 1),)
 
-    return Layout(join, split)
+    return TensorLayout(join, split)
 
 
-def reshaped(*, ours: Sequence[int], theirs: Sequence[int]) -> Layout:
+def reshaped(*, ours: Sequence[int], theirs: Sequence[int]) -> TensorLayout:
     """The layout of a tensor with another shape on disk; -1 is an inferred size, as in `Tensor.reshape`."""
-    return Layout(
+    return TensorLayout(
         join=lambda parts: parts[0].reshape(*ours),
         split=lambda tensor: (tensor.reshape(*theirs),),
     )
@@ -67,7 +67,7 @@ class Link:
 
     ours: str
     theirs: tuple[str, ...]
-    layout: Layout = SAME
+    layout: TensorLayout = SAME
     also: tuple[str, ...] = ()
 
 
@@ -83,11 +83,11 @@ class Fixed:
     written: bool = False
 
 
-def link(ours: str, *theirs: str, layout: Layout = SAME, also: Iterable[str] = ()) -> Link:
+def link(ours: str, *theirs: str, layout: TensorLayout = SAME, also: Iterable[str] = ()) -> Link:
     return Link(ours, theirs, layout, tuple(also))
 
 
-def both(ours: str, theirs: str, *, layout: Layout = SAME) -> list[Link]:
+def both(ours: str, theirs: str, *, layout: TensorLayout = SAME) -> list[Link]:
     """Links of a module's weight and bias. `layout` applies to the weight."""
     return [link(f"{ours}.weight", f"{theirs}.weight", layout=layout), link(f"{ours}.bias", f"{theirs}.bias")]
 

@@ -251,15 +251,15 @@ def _joined(
     """(A, B, magnitudes or None) of a module, from the adapters of the projections that it holds."""
     adapter.to_empty(device="cpu").load_state_dict(dict(own))
     factors: dict[Projection, list[Any]] = {}
-    for part, *tensors in adapter.factors():
-        factors[part] = [None if each is None else each.detach() for each in tensors]
+    for projection, *tensors in adapter.factors():
+        factors[projection] = [None if tensor is None else tensor.detach() for tensor in tensors]
     first: Tensor = factors[held[0][0]][0]
-    is_common = all(torch.equal(factors[part][0], first) for part, _ in held)
-    joined_a = first if is_common else torch.cat([factors[part][0] for part, _ in held])
+    is_common = all(torch.equal(factors[projection][0], first) for projection, _ in held)
+    joined_a = first if is_common else torch.cat([factors[projection][0] for projection, _ in held])
     joined_b = torch.zeros(len(module.rows), len(joined_a))
     lengths = None if adapter.magnitude is None else torch.zeros(len(module.rows))
-    for number, (part, place) in enumerate(held):
-        a, b, length = factors[part]
+    for number, (projection, place) in enumerate(held):
+        a, b, length = factors[projection]
         start = 0 if is_common else number * len(a)
         joined_b[place, start : start + len(a)] = b
         if lengths is not None:
@@ -288,9 +288,9 @@ def import_adapters(folder: Path, out: Path, *, base: str | None = None) -> Peft
     require_new(out)
     weights, file = folder / WEIGHTS, folder / CONFIG
     config = Config(files.read_object(file, max_bytes=MAX_CONFIG_BYTES), name=str(file))
-    kind, named = config.values.get("peft_type"), config.take("base_model_name_or_path", default=None, kind=str)
-    if kind != "LORA":
-        raise InputError(f"{file}: peft_type: found {kind!r}, expected 'LORA'")
+    peft_type, named = config.values.get("peft_type"), config.take("base_model_name_or_path", default=None, kind=str)
+    if peft_type != "LORA":
+        raise InputError(f"{file}: peft_type: found {peft_type!r}, expected 'LORA'")
     config.ignore(*INERT, *READ)
     if unread := config.left():
         raise InputError(f"{file}: {unread[0]}: tformer has no such adapters")
@@ -348,24 +348,24 @@ def import_adapters(folder: Path, out: Path, *, base: str | None = None) -> Peft
     factor = math.sqrt if is_rslora else float
     common, scales = alpha / factor(stated), {path: alpha_of(path) / factor(rank_of(path)) for path in grouped}
     rank = max(map(rank_of, grouped))
-    for path, each in grouped.items():
+    for path, group in grouped.items():
         module, rows = modules[path], len(modules[path].rows)
         if f"{module.matrix}.weight" in own:
             raise InputError(f"{weights} has an adapter of {path} and, in full, the matrix that it is a part of here")
-        if odd := min({"lora_A", "lora_B", *(["lora_magnitude_vector"] if dora else [])} ^ each.keys(), default=None):
-            raise InputError(f"{weights}: {path} has {'a' if odd in each else 'no'} {odd}, and use_dora is {dora}")
+        if odd := min({"lora_A", "lora_B", *(["lora_magnitude_vector"] if dora else [])} ^ group.keys(), default=None):
+            raise InputError(f"{weights}: {path} has {'a' if odd in group else 'no'} {odd}, and use_dora is {dora}")
         shapes = {"lora_A": (rank_of(path), matrices[module.matrix][0].in_features), "lora_B": (rows, rank_of(path))}
-        for key, tensor in each.items():
+        for key, tensor in group.items():
             _require_shape(weights, f"{path}.{key}", tensor, shapes.get(key, (rows,)))
     is_plain = set(scales.values()) == {common} and rank == stated
     chosen: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
-    for path, each in grouped.items():
-        a, b, lengths = each["lora_A"], each["lora_B"] * (scales[path] / common), each.get("lora_magnitude_vector")
+    for path, group in grouped.items():
+        a, b, lengths = group["lora_A"], group["lora_B"] * (scales[path] / common), group.get("lora_magnitude_vector")
         b = torch.cat([b, b.new_zeros(len(b), rank - len(a))], dim=1)
         a = torch.cat([a, a.new_zeros(rank - len(a), a.shape[1])])
-        for part, place in modules[path].parts(matrices[modules[path].matrix][1]):
-            chosen[part.name] = a, b[place], None if lengths is None else lengths[place]
-    every = [part.name for _, parts in matrices.values() for part in parts]
+        for projection, place in modules[path].parts(matrices[modules[path].matrix][1]):
+            chosen[projection.name] = a, b[place], None if lengths is None else lengths[place]
+    every = [projection.name for _, held in matrices.values() for projection in held]
     lora = Lora.model_construct(
         rank=rank,
         alpha=alpha if is_plain else common * rank,
@@ -382,11 +382,11 @@ def import_adapters(folder: Path, out: Path, *, base: str | None = None) -> Peft
     for name, (linear, _) in matrices.items():
         if linear.adapter is None:
             continue
-        parts = [chosen[part.name] for part in linear.adapter.projections]
-        own |= {f"{name}{ADAPTER}a": torch.cat([a for a, _, _ in parts]),
-                f"{name}{ADAPTER}b": torch.cat([b for _, b, _ in parts])}  # fmt: skip
+        factors = [chosen[projection.name] for projection in linear.adapter.projections]
+        own |= {f"{name}{ADAPTER}a": torch.cat([a for a, _, _ in factors]),
+                f"{name}{ADAPTER}b": torch.cat([b for _, b, _ in factors])}  # fmt: skip
         if lora.dora:
-            own[f"{name}{ADAPTER}magnitude"] = torch.cat([each for _, _, each in parts if each is not None])
+            own[f"{name}{ADAPTER}magnitude"] = torch.cat([length for _, _, length in factors if length is not None])
     tied = model.tied_names()
     needed = [name for name in model.state_dict() if name not in model.base_names and name not in tied]
     if set(needed) - own.keys():

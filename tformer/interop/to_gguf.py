@@ -25,7 +25,7 @@ from tformer.checkpoint.read import Checkpoint
 from tformer.interop.architecture import Gguf
 from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.architectures.parts import stack_of
-from tformer.interop.choose import Choice, choose_class, differences, distance
+from tformer.interop.choose import ExportTarget, choose_class, differences, distance
 from tformer.interop.config import Config
 from tformer.interop.exporting import ExportReport, resolved, stored_weights, tokenizers_of
 from tformer.interop.from_gguf import DIVISORS, LONG, SCALING, SHORT, llama3_divisors
@@ -117,7 +117,7 @@ def export_gguf(
     )
 
 
-def plan(checkpoint: Checkpoint, model_type: str | None = None) -> tuple[Model, Choice, Vocabulary]:
+def plan(checkpoint: Checkpoint, model_type: str | None = None) -> tuple[Model, ExportTarget, Vocabulary]:
     """(resolved model, class, vocabulary) of a checkpoint's file; errors as in `export_gguf`."""
     if importlib.util.find_spec("gguf") is None:
         raise InputError("--to gguf needs the package gguf, which is not installed", hint="pip install 'tformer[gguf]'")
@@ -141,7 +141,7 @@ def planned(
     tokenizer: Tokenizer | None = None,
     ids: SpecialTokens = SpecialTokens(),
     common: Mapping[str, Any] | None = None,
-) -> tuple[Choice, Vocabulary]:
+) -> tuple[ExportTarget, Vocabulary]:
     """The class and the vocabulary of a file of a resolved model; tokenizer None: no vocabulary. See `choose_class`.
 
     ids: the recipe's `tokenizer.special_ids`. Raises InputError for what llama.cpp does not compute, or cut, equally.
@@ -177,7 +177,7 @@ def write_gguf(path: Path, model: Model, weights: Mapping[str, Tensor], *, famil
     _write(path, choice, model, weights, dtype="fp32", vocabulary=vocabulary)
 
 
-def _form_of(choice: Choice) -> Gguf:
+def _form_of(choice: ExportTarget) -> Gguf:
     """The form of the class in a GGUF file. InputError for what llama.cpp does not compute equally."""
     form, class_name = choice.architecture.gguf, choice.class_name
     if form is None or not choice.architecture.classes[class_name]:
@@ -194,7 +194,7 @@ def _form_of(choice: Choice) -> Gguf:
 
 def _write(
     path: Path,
-    choice: Choice,
+    choice: ExportTarget,
     model: Model,
     weights: Mapping[str, Tensor],
     *,

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from tformer.build import build_model
 from tformer.checkpoint.average import require_new
 from tformer.checkpoint.read import Checkpoint
-from tformer.interop.choose import Choice
+from tformer.interop.choose import ExportTarget
 from tformer.interop.exporting import ExportReport, export_checkpoint, planned, resolved, tokenizers_of
 from tformer.interop.read_model import read_model
 from tformer.model import Transformer
@@ -108,7 +108,7 @@ def export_onnx(
     return reports[0]
 
 
-def plan(checkpoint: Checkpoint, model_type: str | None = None) -> Choice:
+def plan(checkpoint: Checkpoint, model_type: str | None = None) -> ExportTarget:
     """The class of a checkpoint's model; raises the errors of `export_onnx` that the recipe shows."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         if importlib.util.find_spec(package) is None:

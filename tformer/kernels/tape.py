@@ -18,7 +18,7 @@ from torch import Tensor
 from tformer.kernels.library import POINTER, AttentionArguments, LinearArguments
 
 
-class Piece(ctypes.Structure):
+class TapeEntry(ctypes.Structure):
     """`struct piece` of tape.c."""
 
     _fields_ = [("first", POINTER), ("second", POINTER)]
@@ -52,10 +52,10 @@ class Tape:
         self._input, self._output = x, x
         self._known = {x.data_ptr(): x}  # kept: no other tensor has these addresses
         self._complete = True
-        self._pieces: list[Piece] = []
+        self._pieces: list[TapeEntry] = []
         self._arguments: list[object] = []  # what the pieces point to
         self._attentions: list[AttentionCall] = []
-        self._list = (Piece * 0)()
+        self._list = (TapeEntry * 0)()
 
     def add_product(
         self, product: LinearArguments, call: bytes, *, x: Tensor, residual: Tensor | None, out: Tensor
@@ -76,7 +76,7 @@ class Tape:
         read = [call.arguments.k for call in self._attentions]
         self._complete = self._complete and read == [keys.data_ptr() for keys in storages]
         self._complete = self._complete and out.data_ptr() in self._known and out.shape == self._input.shape
-        self._output, self._list = out, (Piece * len(self._pieces))(*self._pieces)
+        self._output, self._list = out, (TapeEntry * len(self._pieces))(*self._pieces)
         return self._complete
 
     def takes(self, x: Tensor) -> bool:
@@ -97,7 +97,7 @@ class Tape:
         self._complete = self._complete and x.data_ptr() in self._known
         self._known[out.data_ptr()] = out
         self._arguments += [first, second]
-        self._pieces.append(Piece(ctypes.addressof(first), None if second is None else ctypes.addressof(second)))
+        self._pieces.append(TapeEntry(ctypes.addressof(first), None if second is None else ctypes.addressof(second)))
 
 
 class _OfThread(threading.local):

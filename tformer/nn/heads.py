@@ -193,7 +193,7 @@ HEADS: dict[str, Any] = {options.kind: options for options in get_args(HeadOptio
 
 
 @dataclass
-class Output:
+class ModelOutput:
     """The result of a forward pass: hidden states, with predictions and losses of the heads on demand.
 
     Attributes:
@@ -283,7 +283,7 @@ class Output:
 
 
 @dataclass
-class CachedOutput(Output):
+class CachedOutput(ModelOutput):
     """An output that forms each head's predictions once: several losses compare the same ones, dropout included."""
 
     formed: dict[str, Tensor] = field(default_factory=dict)

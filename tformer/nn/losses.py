@@ -52,7 +52,7 @@ class CrossEntropy(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Settings:
+class _LossSettings:
     softcap: float | None
     on_label: float  # t of the label
     elsewhere: float  # t of every other class
@@ -83,7 +83,7 @@ def linear_cross_entropy(
     """
     with_grad = torch.is_grad_enabled() and reduction == "sum"
     targets = _targets(weight_VD.shape[0], label_smoothing, smoothing_kind)
-    settings = _Settings(softcap, *targets, with_grad, compiled, z_loss)
+    settings = _LossSettings(softcap, *targets, with_grad, compiled, z_loss)
     loss_N, nll_N, correct_N, total = _LinearCrossEntropy.apply(hidden_ND, weight_VD, bias, labels_N, settings)
     return _reduced(loss_N, nll_N, correct_N, labels_N != IGNORED_LABEL, reduction, total=total)
 
@@ -102,7 +102,7 @@ def cross_entropy_of(
 ) -> CrossEntropy:
     """The same from a function that computes logits, [n, D] -> fp32 [n, V] with V = `classes`; without gradient."""
     targets = _targets(classes, label_smoothing, smoothing_kind)
-    settings = _Settings(None, *targets, with_grad=False, z_loss=z_loss)
+    settings = _LossSettings(None, *targets, with_grad=False, z_loss=z_loss)
     _, slab_size, block_size = _row_counts(classes, hidden_ND.device)
     loss_N, nll_N = (torch.zeros(len(labels_N), device=hidden_ND.device) for _ in range(2))
     correct_N = torch.zeros(len(labels_N), dtype=torch.bool, device=hidden_ND.device)
@@ -132,7 +132,7 @@ def _reduced(
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias: Tensor | None, labels_N: Tensor, settings: _Settings
+        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias: Tensor | None, labels_N: Tensor, settings: _LossSettings
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dtype, wide = hidden_ND.dtype, accumulation_dtype(hidden_ND.dtype)
         weight = _aligned(weight_VD, dtype)
@@ -187,7 +187,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _work(
-    own_nV: Tensor, bias: Tensor | None, labels_n: Tensor, settings: _Settings, with_grad: bool, with_bias: bool
+    own_nV: Tensor, bias: Tensor | None, labels_n: Tensor, settings: _LossSettings, with_grad: bool, with_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """(loss, nll, correct) [n] of the products h W^T, and the gradient of the bias [V].
 
@@ -248,7 +248,7 @@ def _parts(rows: range, size: int) -> Iterator[slice]:
 
 
 def _logits(
-    products_nV: Tensor, bias: Tensor | None, settings: _Settings, wide: torch.dtype
+    products_nV: Tensor, bias: Tensor | None, settings: _LossSettings, wide: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
     """Logits [n, V] in fp32, and tanh(uncapped / cap) when there is a cap, for its derivative.
 
@@ -263,7 +263,7 @@ def _logits(
     return capped * settings.softcap, capped
 
 
-class _Block(NamedTuple):
+class _BlockLoss(NamedTuple):
     loss: Tensor  # [n]; zero where ignored, like nll, correct and the probabilities
     nll: Tensor
     correct: Tensor
@@ -271,7 +271,7 @@ class _Block(NamedTuple):
     normalizer: Tensor  # [n]: log sum exp z
 
 
-def _block_loss(logits_nV: Tensor, labels_n: Tensor, settings: _Settings) -> _Block:
+def _block_loss(logits_nV: Tensor, labels_n: Tensor, settings: _LossSettings) -> _BlockLoss:
     """Loss and softmax in few passes.
 
     log sum exp z = max z - log max p: the softmax is one fast pass, while `logsumexp`, or `exp` and a sum, take several
@@ -292,7 +292,7 @@ def _block_loss(logits_nV: Tensor, labels_n: Tensor, settings: _Settings) -> _Bl
     correct = _is_first_best(logits_nV, labels_n, counted & (label_logits == highest))
     if labels_n.device.type != "cpu" or torch.compiler.is_dynamo_compiling() or not counted.all():
         probabilities.masked_fill_(~counted.unsqueeze(1), 0.0)
-    return _Block(loss.where(counted, 0.0), nll.where(counted, 0.0), correct, probabilities, normalizer)
+    return _BlockLoss(loss.where(counted, 0.0), nll.where(counted, 0.0), correct, probabilities, normalizer)
 
 
 def _is_first_best(logits_nV: Tensor, labels_n: Tensor, candidate_n: Tensor) -> Tensor:
@@ -304,7 +304,7 @@ def _is_first_best(logits_nV: Tensor, labels_n: Tensor, candidate_n: Tensor) -> 
     return candidate_n.index_put((rows,), logits_nV[rows].argmax(-1) == labels_n[rows])
 
 
-def _grad_logits_(block: _Block, capped_nV: Tensor | None, labels_n: Tensor, settings: _Settings) -> Tensor:
+def _grad_logits_(block: _BlockLoss, capped_nV: Tensor | None, labels_n: Tensor, settings: _LossSettings) -> Tensor:
     """d loss / d (h W^T + bias) = (p - t) * d softcap (with z-loss more p), [n, V]; in place of the probabilities."""
     counted = (labels_n != IGNORED_LABEL).unsqueeze(1).to(block.probabilities.dtype)
     grad = block.probabilities

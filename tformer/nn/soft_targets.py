@@ -24,7 +24,7 @@ from tformer.nn.linear import accumulation_dtype
 from tformer.nn.losses import BLOCK_ELEMENTS, LOGIT_ELEMENTS
 
 
-class Projection(NamedTuple):
+class LogitProjection(NamedTuple):
     """Logits before the product: z = softcap(features @ matrix.T + bias)."""
 
     features: Tensor  # [N, D]
@@ -33,7 +33,7 @@ class Projection(NamedTuple):
     softcap: float | None = None
 
 
-class _Settings(NamedTuple):
+class _DivergenceSettings(NamedTuple):
     temperature: float
     softcap: float | None
 
@@ -54,7 +54,7 @@ def soft_binary_cross_entropy(student: Tensor, teacher: Tensor, *, temperature: 
 
 
 def linear_divergence(
-    student: Projection, teacher: Projection, *, temperature: float, counted_N: Tensor | None = None
+    student: LogitProjection, teacher: LogitProjection, *, temperature: float, counted_N: Tensor | None = None
 ) -> Tensor:
     """Scalar: T² KL(teacher || student) summed over the positions in `counted_N` (bool; None: all).
 
@@ -66,12 +66,12 @@ def linear_divergence(
     if counted_N is None:
         counted_N = torch.ones(student.features.shape[0], dtype=torch.bool, device=student.features.device)
     ours, theirs = _first_rows(student, classes), _first_rows(teacher, classes)
-    settings = _Settings(temperature, student.softcap)
+    settings = _DivergenceSettings(temperature, student.softcap)
     divergence: Tensor = _LinearDivergence.apply(ours.features, ours.matrix, ours.bias, theirs, counted_N, settings)
     return divergence
 
 
-def _first_rows(projection: Projection, classes: int) -> Projection:
+def _first_rows(projection: LogitProjection, classes: int) -> LogitProjection:
     if projection.matrix.shape[0] == classes:
         return projection
     bias = None if projection.bias is None else projection.bias[:classes]
@@ -85,9 +85,9 @@ class _LinearDivergence(torch.autograd.Function):
         features_ND: Tensor,
         matrix_VD: Tensor,
         bias: Tensor | None,
-        teacher: Projection,
+        teacher: LogitProjection,
         counted_N: Tensor,
-        settings: _Settings,
+        settings: _DivergenceSettings,
     ) -> Tensor:
         dtype, wide = features_ND.dtype, accumulation_dtype(features_ND.dtype)
         matrix, their_matrix = matrix_VD.to(dtype), teacher.matrix.to(teacher.features.dtype)
@@ -139,7 +139,7 @@ class _LinearDivergence(torch.autograd.Function):
 
 
 def _log_softmax(
-    products_nV: Tensor, bias: Tensor | None, softcap: float | None, settings: _Settings, wide: torch.dtype
+    products_nV: Tensor, bias: Tensor | None, softcap: float | None, settings: _DivergenceSettings, wide: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
     """log softmax(z / T) [n, V] of z = softcap(products + bias), and tanh(uncapped / cap) where there is a cap."""
     logits = products_nV.to(wide) if bias is None else products_nV.to(wide) + bias

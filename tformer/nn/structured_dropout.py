@@ -54,7 +54,7 @@ from tformer.nn.options import require, require_probability
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrainingStep:
     """One optimizer step.
 
     Attributes:
@@ -78,7 +78,7 @@ class StepAware(Protocol):
     such a module does not change the dropout of others.
     """
 
-    def begin_step(self, step: Step) -> None: ...
+    def begin_step(self, step: TrainingStep) -> None: ...
 
 
 def step_listeners(model: nn.Module) -> list[StepAware]:
@@ -105,7 +105,7 @@ class DropHeadSchedule:
         require(least >= 0, f"warmup_steps must be at least 0, found {self.warmup_steps}")
 
 
-def scheduled_rate(schedule: DropHeadSchedule, step: Step) -> float:
+def scheduled_rate(schedule: DropHeadSchedule, step: TrainingStep) -> float:
     """p(t) of the V-shaped schedule; without a warm-up only its rising arm, with one of all steps only the falling."""
     warmup = step.warmup_steps if schedule.warmup_steps is None else schedule.warmup_steps
     if step.number <= warmup:
@@ -187,7 +187,7 @@ class DropHead(nn.Module):
         self.schedule = rate if isinstance(rate, DropHeadSchedule) else None
         self.rate = rate.start if isinstance(rate, DropHeadSchedule) else rate
 
-    def begin_step(self, step: Step) -> None:
+    def begin_step(self, step: TrainingStep) -> None:
         """Move the rate along its schedule."""
         if self.schedule is not None:
             self.rate = scheduled_rate(self.schedule, step)

@@ -7,7 +7,7 @@ batch (accumulation and processes) before the first backward pass and minimizes
 
 so several objectives fit into one model (`Combined`), and splitting a batch changes nothing.
 
-An objective sees a model only as a callable that returns its `Output`, and special tokens only as `SpecialIds`.
+An objective sees a model only as a callable that returns its `ModelOutput`, and special tokens only as `SpecialIds`.
 
 Shapes: B samples, T tokens, V vocabulary, L labels, N = B T positions.
 """
@@ -24,10 +24,10 @@ from torch import Tensor
 from tformer.data.batching.batch import Batch
 from tformer.data.batching.padding import PadTo, Side
 from tformer.data.shards.corpus import Example
-from tformer.nn.heads import HeadOptions, Output
+from tformer.nn.heads import HeadOptions, ModelOutput
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.options import require_positive, require_probability
-from tformer.nn.soft_targets import Projection, linear_divergence, soft_cross_entropy
+from tformer.nn.soft_targets import LogitProjection, linear_divergence, soft_cross_entropy
 from tformer.nn.structured_dropout import SharedDraws
 from tformer.support.decoding import Use, keys_for
 from tformer.support.errors import InputError
@@ -262,11 +262,11 @@ class Objective:
         return self.terms(model(**batch.model_inputs()), batch)
 
     def terms(self, output: Any, batch: Batch) -> LossResult:
-        """The terms and metrics from the `Output` of a forward pass on the batch."""
+        """The terms and metrics from the `ModelOutput` of a forward pass on the batch."""
         raise NotImplementedError
 
     def soft_loss(
-        self, student: Output, teacher: Output, batch: Batch, *, temperature: float, order_L: Tensor | None
+        self, student: ModelOutput, teacher: ModelOutput, batch: Batch, *, temperature: float, order_L: Tensor | None
     ) -> Tensor:
         """Sum over the head's predictions of the divergence from the teacher's, times temperature².
 
@@ -319,13 +319,13 @@ class TokenObjective(Objective):
         )
 
     def soft_loss(
-        self, student: Output, teacher: Output, batch: Batch, *, temperature: float, order_L: Tensor | None
+        self, student: ModelOutput, teacher: ModelOutput, batch: Batch, *, temperature: float, order_L: Tensor | None
     ) -> Tensor:
         """Soft targets over the vocabulary at the labelled positions."""
         (ours, theirs), counted_N = self._projections((student, teacher), batch)
         return linear_divergence(ours, theirs, temperature=temperature, counted_N=counted_N)
 
-    def _projections(self, outputs: Sequence[Output], batch: Batch) -> tuple[list[Projection], Tensor]:
+    def _projections(self, outputs: Sequence[ModelOutput], batch: Batch) -> tuple[list[LogitProjection], Tensor]:
         """The projection of each output's head at selected positions [n], and a mask [n] of the labelled ones."""
         assert batch.labels is not None
         labelled_N = batch.labels.flatten() != IGNORED_LABEL
@@ -336,7 +336,7 @@ class TokenObjective(Objective):
         for output in outputs:
             module: Any = output.heads[self.head.kind]
             features = module.features(output.hidden.flatten(0, 1)[selected_N])
-            sides.append(Projection(features, module.matrix(), module.bias, module.softcap))
+            sides.append(LogitProjection(features, module.matrix(), module.bias, module.softcap))
         return sides, labelled_N[selected_N]
 
 
@@ -352,7 +352,7 @@ def total_loss(terms: Mapping[str, Term], counts: Mapping[str, int | Tensor] | N
 class Combined(Objective):
     """Several objectives of one model: one batch, one forward pass, the terms of all (BERT's two, for example).
 
-    The first objective makes the batches; each forms its own terms from the same `Output`.
+    The first objective makes the batches; each forms its own terms from the same `ModelOutput`.
     """
 
     def __init__(self, objectives: Sequence[Objective]) -> None:
@@ -397,7 +397,9 @@ def require_special_tokens(options: Any, special_ids: SpecialIds) -> None:
             )
 
 
-def class_soft_loss(student: Output, teacher: Output, head: str, temperature: float, order_L: Tensor | None) -> Tensor:
+def class_soft_loss(
+    student: ModelOutput, teacher: ModelOutput, head: str, temperature: float, order_L: Tensor | None
+) -> Tensor:
     """Sum over the examples of T² KL(teacher || student) over the classes."""
     return soft_cross_entropy(student.head(head), in_order(teacher.head(head), order_L), temperature=temperature).sum()
 

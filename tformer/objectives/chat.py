@@ -20,7 +20,7 @@ from tformer.objectives.causal_lm import CausalLm, CausalLmOptions
 from tformer.objectives.collate import documents_of
 
 
-class Chat(CausalLm):
+class InstructionTuning(CausalLm):
     """The objective; the label of a sample is the marks of its ids."""
 
     data = "chat"  # type: ignore[assignment]
@@ -50,4 +50,4 @@ class ChatOptions(CausalLmOptions):
 
     kind: Literal["chat"] = "chat"  # type: ignore[assignment]
     answers_only: bool = True  # learn the answers alone; false: all of a conversation
-    objective: ClassVar[type[Objective]] = Chat
+    objective: ClassVar[type[Objective]] = InstructionTuning

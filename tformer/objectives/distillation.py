@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from tformer.data.batching.batch import Batch
-from tformer.nn.heads import CachedOutput, Output
+from tformer.nn.heads import CachedOutput, ModelOutput
 from tformer.objectives.base import LossResult, Objective, Term
 
 DISTILLATION = "distillation"
@@ -70,7 +70,7 @@ class Distillation(Objective):
     def __init__(
         self,
         inner: Objective,
-        teacher: Callable[..., Output],
+        teacher: Callable[..., ModelOutput],
         *,
         order_L: Tensor | None = None,
         temperature: float,

@@ -30,7 +30,7 @@ from tformer.nn.lora import without_adapters
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.options import require, require_positive
 from tformer.objectives.base import MEAN, CheckedOptions, LossResult, Objective, Term
-from tformer.objectives.chat import Chat, answer_labels
+from tformer.objectives.chat import InstructionTuning, answer_labels
 from tformer.objectives.collate import pad_shifted
 
 
@@ -49,7 +49,7 @@ class Dpo(Objective):
     shown_metrics: ClassVar = {"margin": "margin {:.4f}"}
     predicts = "which of two answers is the better one, by their probabilities"
     compares_base = True
-    unused_keys = (*Chat.unused_keys, "data.packing", "data.format")
+    unused_keys = (*InstructionTuning.unused_keys, "data.packing", "data.format")
     base: Any = None
 
     @property

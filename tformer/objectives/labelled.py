@@ -36,7 +36,7 @@ from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
 from tformer.data.sources.augmentation import augment, mix
 from tformer.nn.classification_heads import ClassifierHeadOptions, RegressionHeadOptions
-from tformer.nn.heads import Output
+from tformer.nn.heads import ModelOutput
 from tformer.nn.options import require
 from tformer.nn.soft_targets import soft_binary_cross_entropy
 from tformer.objectives.base import (
@@ -136,7 +136,7 @@ class LabelledObjective(Objective):
         return batch if self.context.target is None else read_again(batch, self.context.target.start)
 
 
-class Classification(LabelledObjective):
+class SingleLabel(LabelledObjective):
     """One class per example. Raises InputError for class weights that do not fit the classes."""
 
     head = ClassifierHeadOptions()
@@ -201,7 +201,7 @@ class Classification(LabelledObjective):
         )
 
     def soft_loss(
-        self, student: Output, teacher: Output, batch: Batch, *, temperature: float, order_L: Tensor | None
+        self, student: ModelOutput, teacher: ModelOutput, batch: Batch, *, temperature: float, order_L: Tensor | None
     ) -> Tensor:
         """Soft targets over the classes."""
         return class_soft_loss(student, teacher, self.head.kind, temperature, order_L)
@@ -220,7 +220,7 @@ class ClassificationOptions(CheckedOptions):
     cutmix: float = 0.0  # images: alpha of rectangles of another one (arXiv 1905.04899); 0: off
     cutmix_share: float = 0.5  # with cutmix, the share of the images that it changes; mixup changes the others
     weight: float = 1.0  # factor of this loss
-    objective: ClassVar[type[Objective]] = Classification
+    objective: ClassVar[type[Objective]] = SingleLabel
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -260,7 +260,7 @@ class MultiLabel(LabelledObjective):
         )
 
     def soft_loss(
-        self, student: Output, teacher: Output, batch: Batch, *, temperature: float, order_L: Tensor | None
+        self, student: ModelOutput, teacher: ModelOutput, batch: Batch, *, temperature: float, order_L: Tensor | None
     ) -> Tensor:
         """Soft targets over yes and no of every label."""
         scores_BL = in_order(teacher.head(self.head.kind), order_L)
@@ -301,7 +301,7 @@ class Regression(LabelledObjective):
         )
 
     def soft_loss(
-        self, student: Output, teacher: Output, batch: Batch, *, temperature: float, order_L: Tensor | None
+        self, student: ModelOutput, teacher: ModelOutput, batch: Batch, *, temperature: float, order_L: Tensor | None
     ) -> Tensor:
         """Squared distance to the teacher's score."""
         return (student.head(self.head.kind) - teacher.head(self.head.kind)).square().sum()

@@ -19,7 +19,7 @@ from torch import Tensor
 from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
 from tformer.nn.classification_heads import NextSentenceHeadOptions
-from tformer.nn.heads import Output
+from tformer.nn.heads import ModelOutput
 from tformer.objectives.base import CheckedOptions, LossResult, Objective, Term, class_soft_loss
 from tformer.objectives.collate import pad_samples
 from tformer.objectives.masked_lm import UNUSED_BY_ENCODERS
@@ -62,7 +62,7 @@ class NextSentence(Objective):
         )
 
     def soft_loss(
-        self, student: Output, teacher: Output, batch: Batch, *, temperature: float, order_L: Tensor | None
+        self, student: ModelOutput, teacher: ModelOutput, batch: Batch, *, temperature: float, order_L: Tensor | None
     ) -> Tensor:
         """Soft targets over the two outcomes."""
         return class_soft_loss(student, teacher, self.head.kind, temperature, order_L)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tformer.data.batching.batch import Batch
 from tformer.nn.classification_heads import SpanHeadOptions
-from tformer.nn.heads import Output
+from tformer.nn.heads import ModelOutput
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.options import require
 from tformer.nn.soft_targets import soft_cross_entropy
@@ -56,7 +56,7 @@ class QuestionAnswering(TokenClassification):
         )
 
     def soft_loss(
-        self, student: Output, teacher: Output, batch: Batch, *, temperature: float, order_L: Tensor | None
+        self, student: ModelOutput, teacher: ModelOutput, batch: Batch, *, temperature: float, order_L: Tensor | None
     ) -> Tensor:
         """Soft targets over the tokens at which an answer may start, and may end."""
         ours_B2T, theirs_B2T = (self._scores(output, batch).transpose(1, 2) for output in (student, teacher))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tformer.data.batching.batch import Batch
 from tformer.nn.classification_heads import TokenClassifierHeadOptions
-from tformer.nn.heads import HeadOptions, Output
+from tformer.nn.heads import HeadOptions, ModelOutput
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.soft_targets import soft_cross_entropy
 from tformer.objectives.base import IMAGE_KEYS, CheckedOptions, DataKind, LossResult, Objective, Term, in_order
@@ -75,7 +75,7 @@ class TokenClassification(LabelledObjective):
         )
 
     def soft_loss(
-        self, student: Output, teacher: Output, batch: Batch, *, temperature: float, order_L: Tensor | None
+        self, student: ModelOutput, teacher: ModelOutput, batch: Batch, *, temperature: float, order_L: Tensor | None
     ) -> Tensor:
         """Soft targets over the labels of each labelled word."""
         ours_NL, theirs_NL = (output.head(self.head.kind).flatten(0, 1) for output in (student, teacher))

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from tformer.optim import adafactor, muon
 from tformer.optim.muon import Muon
-from tformer.optim.shards import Piece, Shards
+from tformer.optim.shards import Shards, TensorShard
 from tformer.support.errors import InputError, did_you_mean
 
 FUSED_DEVICES = ("cpu", "cuda")
@@ -33,7 +33,7 @@ FUSED_DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class OptimizerSettings:
     """Settings of an optimizer: the recipe's `optimizer` section, and facts about the model and the device.
 
     Attributes:
@@ -54,7 +54,7 @@ class Settings:
     eps: float = 1.0e-8
     weight_decay: float = 0.0
     momentum: float = 0.95
-    groups: Sequence[Group] = ()
+    groups: Sequence[ParameterOverrides] = ()
     layer_decay: float | None = None
     layer_of: Callable[[str], int | None] = lambda name: None
     num_layers: int = 0
@@ -82,14 +82,14 @@ class OptimizerKind:
         reads_whole: the update of a number depends on others of its tensor, so one process must have the whole tensor.
     """
 
-    make: Callable[[list[dict[str, Any]], Settings], torch.optim.Optimizer]
-    fresh_state: Callable[[nn.Parameter, Settings], dict[str, Tensor]]
+    make: Callable[[list[dict[str, Any]], OptimizerSettings], torch.optim.Optimizer]
+    fresh_state: Callable[[nn.Parameter, OptimizerSettings], dict[str, Tensor]]
     moments: int
     hidden_only: bool = False
     reads_whole: bool = False
 
 
-def _adam_state(parameter: nn.Parameter, settings: Settings) -> dict[str, Tensor]:
+def _adam_state(parameter: nn.Parameter, settings: OptimizerSettings) -> dict[str, Tensor]:
     device = parameter.device if settings.fused else torch.device("cpu")  # a fused kernel counts steps on the device
     return {
         "step": torch.zeros((), dtype=torch.float32, device=device),
@@ -98,7 +98,7 @@ def _adam_state(parameter: nn.Parameter, settings: Settings) -> dict[str, Tensor
     }
 
 
-def _muon(groups: list[dict[str, Any]], settings: Settings, row_decay: float | None = None) -> Muon:
+def _muon(groups: list[dict[str, Any]], settings: OptimizerSettings, row_decay: float | None = None) -> Muon:
     return Muon(
         groups,
         momentum=settings.momentum,
@@ -153,7 +153,7 @@ else:
     OptimizerName = Literal[tuple(OPTIMIZERS)]
 
 
-class Group(Protocol):
+class ParameterOverrides(Protocol):
     """An entry of the recipe's `optimizer.groups`: overrides for parameters whose names match the glob `match`."""
 
     match: str
@@ -252,11 +252,11 @@ class NamedOptimizer:
         """`<parameter name>.<slot>` -> tensor (contiguous, not copied), step counters included."""
         return {key: tensor.contiguous() for key, (_, tensor) in self._slots().items()}
 
-    def pieces(self) -> dict[str, Piece]:
+    def pieces(self) -> dict[str, TensorShard]:
         """The parts of the same tensors that this process has, in the same order in all processes."""
         shards = self.shards
         if shards is None:
-            return {key: Piece(tensor, tensor.shape) for key, tensor in self.state_by_name().items()}
+            return {key: TensorShard(tensor, tensor.shape) for key, tensor in self.state_by_name().items()}
         return {key: shards.state_piece(parameter, tensor) for key, (parameter, tensor) in self._slots().items()}
 
     @torch.no_grad()
@@ -294,7 +294,9 @@ class NamedOptimizer:
         }
 
 
-def build_optimizer(model_parameters: Iterable[tuple[str, nn.Parameter]], settings: Settings) -> NamedOptimizer:
+def build_optimizer(
+    model_parameters: Iterable[tuple[str, nn.Parameter]], settings: OptimizerSettings
+) -> NamedOptimizer:
     """The optimizer of a recipe's section over `model_parameters`, which are on the settings' device already.
 
     Raises InputError when a group matches nothing or nothing is left to train.
@@ -347,12 +349,14 @@ def build_optimizer(model_parameters: Iterable[tuple[str, nn.Parameter]], settin
     return NamedOptimizer(optimizers, names, lr=settings.lr, shards=shards, elsewhere=elsewhere)
 
 
-def apply_groups(named: Mapping[str, nn.Parameter], groups: Sequence[Group]) -> dict[str, Group]:
+def apply_groups(
+    named: Mapping[str, nn.Parameter], groups: Sequence[ParameterOverrides]
+) -> dict[str, ParameterOverrides]:
     """{name: its group}, the last that matches; parameters of frozen groups no longer require a gradient.
 
     Raises InputError for a group that matches nothing.
     """
-    chosen: dict[str, Group] = {}
+    chosen: dict[str, ParameterOverrides] = {}
     for group in groups:
         matching = [name for name in named if fnmatchcase(name, group.match)]
         if not matching:
@@ -366,7 +370,7 @@ def apply_groups(named: Mapping[str, nn.Parameter], groups: Sequence[Group]) -> 
     return chosen
 
 
-def _require_fit(state: Mapping[str, Stored], pieces: Mapping[str, Piece]) -> None:
+def _require_fit(state: Mapping[str, Stored], pieces: Mapping[str, TensorShard]) -> None:
     """Raise InputError unless a saved state has these tensors."""
     if state.keys() != pieces.keys():
         missing, unexpected = sorted(pieces.keys() - state.keys()), sorted(state.keys() - pieces.keys())

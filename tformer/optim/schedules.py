@@ -151,7 +151,7 @@ class Plateau:
             self.scale, self.bad_count = max(self.floor, self.scale * self.factor), 0
 
 
-class Schedule:
+class LrSchedule:
     """A formula with its settings; only `plateau` has state."""
 
     def __init__(self, formula: Callable[[int, Horizon], float], horizon: Horizon, plateau: Plateau | None) -> None:
@@ -188,7 +188,7 @@ class Schedule:
             self._plateau.bad_count, self._plateau.scale = int(state["bad_count"]), float(state["scale"])
 
 
-def build_schedule(section: ScheduleSection, *, total_steps: int, d_model: int) -> Schedule:
+def build_schedule(section: ScheduleSection, *, total_steps: int, d_model: int) -> LrSchedule:
     """The schedule of a recipe's section; `decay_steps` falls back to `total_steps`, the whole training."""
     horizon = Horizon(
         warmup_steps=section.warmup_steps,
@@ -200,4 +200,4 @@ def build_schedule(section: ScheduleSection, *, total_steps: int, d_model: int) 
     )
     reads_loss = section.kind in READS_VALIDATION_LOSS
     plateau = Plateau(section.factor, section.patience, section.min_ratio) if reads_loss else None
-    return Schedule(SCHEDULES[section.kind], horizon, plateau)
+    return LrSchedule(SCHEDULES[section.kind], horizon, plateau)

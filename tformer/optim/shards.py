@@ -44,7 +44,7 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorShard:
     """The part of a tensor that this process has.
 
     Attributes:
@@ -174,23 +174,23 @@ class Shards:
         dist.all_gather(list(whole.split(chunk)), padded)
         return whole[: shape[0]]
 
-    def piece(self, parameter: nn.Parameter, rows: Tensor | None = None) -> Piece:
+    def piece(self, parameter: nn.Parameter, rows: Tensor | None = None) -> TensorShard:
         """This process's rows of a parameter, or of a tensor of its shape that is cut in the same way."""
-        return Piece(local(parameter) if rows is None else rows, parameter.shape, is_cut=True)
+        return TensorShard(local(parameter) if rows is None else rows, parameter.shape, is_cut=True)
 
-    def state_piece(self, own: Tensor, state: Tensor) -> Piece:
+    def state_piece(self, own: Tensor, state: Tensor) -> TensorShard:
         """This process's part of a tensor of optimizer state; `own` is what the optimizer updates here."""
         part = self._parts[own]
         if part.owner is None and state.ndim:
             return self.piece(part.parameter, state)
-        return Piece(state, state.shape, owner=part.owner)
+        return TensorShard(state, state.shape, owner=part.owner)
 
-    def own_part(self, piece: Piece) -> slice:
+    def own_part(self, piece: TensorShard) -> slice:
         """The rows of a whole tensor that this process has."""
         return self.rows(piece.shape[0]) if piece.is_cut else slice(None)
 
     @torch.no_grad()
-    def collect(self, pieces: Mapping[Key, Piece], writers: Mapping[Key, int]) -> dict[Key, Tensor]:
+    def collect(self, pieces: Mapping[Key, TensorShard], writers: Mapping[Key, int]) -> dict[Key, Tensor]:
         """Gathers the full tensors that this process has to write, on the CPU.
 
         The rows go from each process to the writer alone, without copies between.
@@ -220,7 +220,7 @@ class Shards:
         return found
 
 
-def _rounds(pieces: Mapping[Key, Piece]) -> Iterator[list[Key]]:
+def _rounds(pieces: Mapping[Key, TensorShard]) -> Iterator[list[Key]]:
     """The keys in groups of tensors of about `ROUND_BYTES` together."""
     keys: list[Key] = []
     size = 0

@@ -26,7 +26,7 @@ from tformer.recipe.followers import LENGTHS, follow
 from tformer.recipe.migrations import migrate
 from tformer.recipe.overrides import DEFAULT, Draft, Origin, flag_origin
 from tformer.recipe.places import placed
-from tformer.recipe.presets import Choice, agree_with_stored, choose_base
+from tformer.recipe.presets import ChosenName, agree_with_stored, choose_base
 from tformer.recipe.problems import problems_of, raise_problems, unusable_values
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.schema import value_at
@@ -116,7 +116,7 @@ def load_recipe(
         by_default = base.preset is not None and base.preset.origin == DEFAULT
         by_data = by_data if by_default else None
         if by_data is not None:
-            base = base._replace(preset=Choice(by_data.preset, DEFAULT), notes=())
+            base = base._replace(preset=ChosenName(by_data.preset, DEFAULT), notes=())
         if base.preset is not None:
             name = f"preset {base.arch.name}/{base.preset.name}"
             document = _migrated(read_yaml(preset_path(base.arch.name, base.preset.name)), name)

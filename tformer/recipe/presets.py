@@ -46,7 +46,7 @@ def default_preset(arch: str, *, has_data: bool = True) -> tuple[str, str]:
     return preset, f"model size: preset {arch}/{preset} (--preset NAME for another)"
 
 
-class Choice(NamedTuple):
+class ChosenName(NamedTuple):
     """The name of an arch or preset, and its origin."""
 
     name: str
@@ -56,8 +56,8 @@ class Choice(NamedTuple):
 class Base(NamedTuple):
     """The arch and preset under a recipe's own values; `notes` say what was chosen by default."""
 
-    arch: Choice
-    preset: Choice | None
+    arch: ChosenName
+    preset: ChosenName | None
     notes: tuple[str, ...] = ()
 
 
@@ -81,7 +81,7 @@ def choose_base(
         if arch not in (None, named):
             raise InputError(f"--preset {named}/{preset} disagrees with --arch {arch}")
         arch = named
-    chosen = _choice("arch", arch, file, file_name) or Choice(DEFAULT_ARCH, DEFAULT)
+    chosen = _choice("arch", arch, file, file_name) or ChosenName(DEFAULT_ARCH, DEFAULT)
     named_preset = _choice("preset", preset, file, file_name)
     is_complete = file is not None and file.value.keys() >= fields_of(Recipe).keys()
     if is_complete and preset is None:
@@ -95,7 +95,7 @@ def choose_base(
     if file is not None and "model" in file.value:
         return Base(chosen, None)
     name, note = default_preset(chosen.name, has_data=has_data)
-    return Base(chosen, Choice(name, DEFAULT), (note,))
+    return Base(chosen, ChosenName(name, DEFAULT), (note,))
 
 
 def agree_with_stored(
@@ -109,15 +109,15 @@ def agree_with_stored(
             raise InputError(f"{place}: {key} '{choice.name}' disagrees with the checkpoint's, '{stored.get(key)}'")
 
 
-def _choice(key: str, flag: str | None, file: Document | None, file_name: str) -> Choice | None:
+def _choice(key: str, flag: str | None, file: Document | None, file_name: str) -> ChosenName | None:
     """The name given by the flag `--key` or the file's `key:`; InputError when they disagree."""
     in_file = None if file is None else file.value.get(key)
     if file is None or not isinstance(in_file, str):  # other values are refused with the rest of the file
-        return None if flag is None else Choice(flag, Origin(f"flag --{key}", f"--{key}"))
+        return None if flag is None else ChosenName(flag, Origin(f"flag --{key}", f"--{key}"))
     place = f"{file_name}:{file.lines.get((key,), 1)}"
     if flag not in (None, in_file):
         raise InputError(f"--{key} {flag} disagrees with {place}, where {key} is '{in_file}'")
-    return Choice(in_file, Origin(f"file {place}", place))
+    return ChosenName(in_file, Origin(f"file {place}", place))
 
 
 @contextmanager

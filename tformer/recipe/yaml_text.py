@@ -197,7 +197,7 @@ YAML_1_1 = yaml.resolver.Resolver()
 Comment = Callable[[KeyPath], str]
 
 
-class Line(NamedTuple):
+class YamlLine(NamedTuple):
     text: str
     comment: str = ""
 
@@ -212,26 +212,26 @@ def to_yaml(value: dict[str, Any], *, comment: Comment | None = None) -> str:
     return "".join(f"{line.text:<{width}}  # {line.comment}\n" if line.comment else f"{line.text}\n" for line in lines)
 
 
-def _mapping_lines(value: dict[str, Any], path: KeyPath, comment: Comment | None) -> list[Line]:
+def _mapping_lines(value: dict[str, Any], path: KeyPath, comment: Comment | None) -> list[YamlLine]:
     return [line for key, item in value.items() for line in _entry_lines(str(key), item, (*path, str(key)), comment)]
 
 
-def _entry_lines(key: str, item: Any, path: KeyPath, comment: Comment | None) -> list[Line]:
+def _entry_lines(key: str, item: Any, path: KeyPath, comment: Comment | None) -> list[YamlLine]:
     start = "  " * (len(path) - 1) + f"{_key(key)}:"
     if _on_one_line(start, item, path, comment):
-        return [Line(f"{start} {flow(item)}", comment(path) if comment else "")]
+        return [YamlLine(f"{start} {flow(item)}", comment(path) if comment else "")]
     if isinstance(item, dict):
-        return [Line(start), *_mapping_lines(item, path, comment)]
+        return [YamlLine(start), *_mapping_lines(item, path, comment)]
     items = [_item_lines(element, (*path, str(index)), comment) for index, element in enumerate(item)]
-    return [Line(start), *(line for lines in items for line in lines)]
+    return [YamlLine(start), *(line for lines in items for line in lines)]
 
 
-def _item_lines(element: Any, path: KeyPath, comment: Comment | None) -> list[Line]:
+def _item_lines(element: Any, path: KeyPath, comment: Comment | None) -> list[YamlLine]:
     dash = "  " * (len(path) - 1) + "- "
     if _on_one_line(dash, element, path, comment) or not isinstance(element, dict):
-        return [Line(dash + flow(element), comment(path) if comment else "")]
+        return [YamlLine(dash + flow(element), comment(path) if comment else "")]
     first, *rest = _mapping_lines(element, path, comment)
-    return [Line(dash + first.text[len(dash) :], first.comment), *rest]
+    return [YamlLine(dash + first.text[len(dash) :], first.comment), *rest]
 
 
 def _on_one_line(start: str, item: Any, path: KeyPath, comment: Comment | None) -> bool:

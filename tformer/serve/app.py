@@ -32,7 +32,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tformer.serve.endpoints import ENDPOINTS, Endpoint, openapi
 from tformer.serve.host import watch_routes
-from tformer.serve.models import Models
+from tformer.serve.models import ModelRegistry
 from tformer.serve.openai import Answer
 from tformer.serve.requests import RequestError, read_body
 from tformer.serve.service import Call, Service
@@ -149,7 +149,7 @@ def _http_error(request: Request, error: Exception) -> Response:
     return response
 
 
-def as_request_error(error: Exception, models: Models) -> RequestError:
+def as_request_error(error: Exception, models: ModelRegistry) -> RequestError:
     """The error response to an exception, without paths of this machine. Logs errors that the client did not cause."""
     if isinstance(error, InputError | NotFiniteError):
         if isinstance(error, RequestError):
@@ -249,7 +249,7 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-async def _frames(chunks: AsyncIterator[dict[str, Any]], ends_at: float, models: Models) -> AsyncIterator[str]:
+async def _frames(chunks: AsyncIterator[dict[str, Any]], ends_at: float, models: ModelRegistry) -> AsyncIterator[str]:
     """The chunks as server-sent events; an error, also of the deadline, is the last one."""
     try:
         while True:

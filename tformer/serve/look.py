@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from tformer.inside.options import AttributeOptions, LensOptions
-from tformer.inside.reading import Reading, side_of
+from tformer.inside.reading import ModelInputs, side_of
 from tformer.serve.models import Served
 from tformer.serve.openai import Document, token_text
 from tformer.serve.requests import LookRequest, RequestError, TokenizeRequest
@@ -62,7 +62,7 @@ def _looked(run: Served, body: LookRequest, work: Work) -> Document:
     if wrong := [token for token in ids if token >= len(known) or not known[token]]:
         raise RequestError(f"ids: found {wrong[0]}, which no token has", param="ids")
     side, last = side_of("decoder", tokenizer, ids), len(ids) - 2
-    reading = Reading({"input_ids": torch.tensor([list(ids)])}, {"decoder": side})
+    reading = ModelInputs({"input_ids": torch.tensor([list(ids)])}, {"decoder": side})
     found: Document = {"target": side.tokens[-1], "tokens": list(side.tokens[:-1])}
     if body.what == "attention":
         layers = compute(run, reading, ("decoder",), Chosen())["decoder"].layers

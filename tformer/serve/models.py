@@ -90,7 +90,7 @@ class Served(Run):
 
 
 @dataclass
-class Entry:
+class ModelEntry:
     """A model that is offered.
 
     Attributes:
@@ -115,7 +115,7 @@ class Entry:
         return [use for use, fits in USES.items() if fits(self.recipe)]
 
 
-class Models:
+class ModelRegistry:
     """All models of a server. `get` is for the thread that owns the models, the rest for any."""
 
     def __init__(self, options: ServeOptions) -> None:
@@ -125,7 +125,7 @@ class Models:
         paths = options.runs or (str(newest_checkpoint(which=options.checkpoint)),)
         found = {path: open_checkpoint(path, options.checkpoint) for path in paths}
         self.bases = Bases(list(found.values()), options.precision, resolve_device(options.device))
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, ModelEntry] = {}
         self._in_use: Counter[str] = Counter()
         self._lock = threading.Lock()
         for path, checkpoint in found.items():
@@ -137,9 +137,9 @@ class Models:
                     hint="raise --memory, or leave the model out",
                 )
             created = int(checkpoint.path.stat().st_mtime)
-            self.entries[name] = Entry(name, Path(path).absolute(), checkpoint.recipe, sizes, created)
+            self.entries[name] = ModelEntry(name, Path(path).absolute(), checkpoint.recipe, sizes, created)
 
-    def find(self, name: str | None, use: str) -> Entry:
+    def find(self, name: str | None, use: str) -> ModelEntry:
         """A model by its name, the first one for None. Raises RequestError for an unknown one, or of another kind."""
         entry = next(iter(self.entries.values())) if name is None else self.entries.get(name)
         if entry is None:
@@ -153,7 +153,7 @@ class Models:
         return entry
 
     @contextmanager
-    def used(self, entry: Entry) -> Iterator[None]:
+    def used(self, entry: ModelEntry) -> Iterator[None]:
         """Keeps a model from making room for another one."""
         with self._lock:
             self._in_use[entry.name] += 1
@@ -164,7 +164,7 @@ class Models:
             with self._lock:
                 self._in_use[entry.name] -= 1
 
-    def get(self, entry: Entry) -> Served:
+    def get(self, entry: ModelEntry) -> Served:
         """The model; a newer checkpoint of its run takes its place. Raises RequestError if it cannot be loaded."""
         now = time.monotonic()
         if entry.served is not None and now - entry.looked_at > LOOK_AGAIN_SECONDS:
@@ -192,7 +192,7 @@ class Models:
             text = text.replace(place, places[place])
         return text
 
-    def _make_room(self, entry: Entry) -> None:
+    def _make_room(self, entry: ModelEntry) -> None:
         """Forget models that are not in use, those first that were not used for the longest time."""
         with self._lock:
             loaded = [each for each in self.entries.values() if each.served is not None and each is not entry]
@@ -206,7 +206,7 @@ class Models:
                 message = f"the models in use leave no memory for {entry.name!r}"
                 raise RequestError(message, 503, code="no_memory", retry_after=BUSY_SECONDS)
 
-    def _loaded(self, entry: Entry) -> Served:
+    def _loaded(self, entry: ModelEntry) -> Served:
         """The prepared model of an entry; for a run in training its current checkpoint."""
         options = self.options
         rows = options.rows if options.rows <= FEW_FP32_ROWS else EVERY
@@ -221,12 +221,12 @@ class Models:
         return run
 
 
-def sizes_of(entries: Iterable[Entry]) -> dict[str, int]:
+def sizes_of(entries: Iterable[ModelEntry]) -> dict[str, int]:
     """The bytes of the weights of models together, a base that they share once."""
     return {name: size for entry in entries for name, size in entry.sizes.items()}
 
 
-def _name(path: str, *, taken: dict[str, Entry]) -> str:
+def _name(path: str, *, taken: dict[str, ModelEntry]) -> str:
     """Name of a model: the last part of its path, or more parts where models have the same name."""
     path = os.fsencode(path).decode(errors="replace")  # it stands in JSON
     parts = [part for part in Path(path).absolute().parts if part != CHECKPOINTS]

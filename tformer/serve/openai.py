@@ -30,7 +30,7 @@ COMPLETION_TOKENS = 16  # OpenAI's default
 
 
 @dataclass(frozen=True)
-class Piece:
+class CompletionDelta:
     """A part of a completion: text that became final, the token that it comes from, or the reason of its end."""
 
     index: int
@@ -39,7 +39,7 @@ class Piece:
     finish: str | None = None
 
 
-async def pieces(writing: Writing, body: Sampling, call: Call) -> AsyncIterator[Piece]:
+async def pieces(writing: Writing, body: Sampling, call: Call) -> AsyncIterator[CompletionDelta]:
     """Stream the parts of all completions while they are written."""
     count, written = body.n or 1, set[int]()
     async for number, event in writing.events:
@@ -47,13 +47,13 @@ async def pieces(writing: Writing, body: Sampling, call: Call) -> AsyncIterator[
             written.add(number)
             for sample, found in enumerate(event):
                 call.completion_tokens += len(found.ids)
-                yield Piece(number * count + sample, finish=FINISH.get(found.finish_reason, "length"))
+                yield CompletionDelta(number * count + sample, finish=FINISH.get(found.finish_reason, "length"))
         else:
             call.first_token = call.first_token or time.perf_counter()
-            yield Piece(number * count + event.sample, event.text, event)
+            yield CompletionDelta(number * count + event.sample, event.text, event)
     for index in range(len(writing.prompts) * count):
         if index // count not in written:  # max_tokens 0
-            yield Piece(index, finish="length")
+            yield CompletionDelta(index, finish="length")
 
 
 def envelope(kind: str, prefix: str, call: Call) -> Document:
@@ -236,7 +236,7 @@ async def chat(service: Service, body: ChatRequest, call: Call) -> Answer:
 
 
 async def _chat_chunks(
-    head: Document, parts: AsyncIterator[Piece], writing: Writing, body: ChatRequest
+    head: Document, parts: AsyncIterator[CompletionDelta], writing: Writing, body: ChatRequest
 ) -> AsyncIterator[Document]:
     def chunk(index: int, delta: Document, finish: str | None = None, logprobs: Document | None = None) -> Document:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}

@@ -20,7 +20,7 @@ from tformer.serve.requests import (
     ClassifyRequest,
     FillRequest,
     GenerateRequest,
-    Request,
+    RequestBody,
     RequestError,
     ScoreRequest,
     TranslateRequest,
@@ -28,7 +28,7 @@ from tformer.serve.requests import (
 from tformer.serve.service import Call, Service, Writing
 
 
-def _given(body: Request) -> dict[str, Any]:
+def _given(body: RequestBody) -> dict[str, Any]:
     """The fields that were given, as keywords of the Python API; without the texts."""
     names = type(body).model_fields.keys() - {"model", "user", "text", "text2"}
     return {name: value for name in names if (value := getattr(body, name)) is not None}

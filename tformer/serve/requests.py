@@ -15,7 +15,7 @@ from tformer.support.bounds import expected_by
 from tformer.support.errors import InputError
 from tformer.support.formatting import describe
 
-Body = TypeVar("Body", bound="Request")
+Body = TypeVar("Body", bound="RequestBody")
 
 MOST_ROWS, MOST_TEXTS, MOST_ALTERNATIVES = 128, 1024, 20
 """Of one request: completions; texts to embed, classify, fill, translate or score; alternatives of a token."""
@@ -55,7 +55,7 @@ class RequestError(InputError):
         self.status, self.param, self.code, self.retry_after = status, param, code, retry_after
 
 
-class Request(BaseModel):
+class RequestBody(BaseModel):
     """Fields of every request body."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
@@ -80,7 +80,7 @@ class StreamOptions(BaseModel):
     include_usage: bool = Field(False, description="A last chunk has the usage.")
 
 
-class Sampling(Request):
+class Sampling(RequestBody):
     """Sampling settings; null: OpenAI's default, for /generate the model's own."""
 
     temperature: float | None = Field(None, ge=0, le=1000, description="0: greedy.")
@@ -134,7 +134,7 @@ class ChatRequest(Sampling):
     top_logprobs: int | None = Field(None, ge=0, le=MOST_ALTERNATIVES)
 
 
-class EmbeddingRequest(Request):
+class EmbeddingRequest(RequestBody):
     input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1, lt=2**31)
@@ -149,7 +149,7 @@ class GenerateRequest(Sampling):
     )
 
 
-class TranslateRequest(Request):
+class TranslateRequest(RequestBody):
     text: Texts
     beam_size: int | None = Field(None, ge=1, le=MOST_ROWS)
     length_penalty: float | None = Field(None, ge=-100, le=100)
@@ -163,30 +163,30 @@ class TranslateRequest(Request):
     alignments: bool | None = None
 
 
-class ClassifyRequest(Request):
+class ClassifyRequest(RequestBody):
     text: Texts
     text2: Texts | None = Field(None, description="The second text of each pair.")
     top_k: int | None = Field(None, ge=1, lt=2**31)
     threshold: float | None = Field(None, ge=0, le=1)
 
 
-class FillRequest(Request):
+class FillRequest(RequestBody):
     text: Texts
     top_k: int | None = Field(None, ge=1, le=1000, description="Candidates for each mask; null: 5.")
 
 
-class TokenizeRequest(Request):
+class TokenizeRequest(RequestBody):
     text: str
 
 
-class LookRequest(Request):
+class LookRequest(RequestBody):
     ids: Ids | None = Field(None, description="A text of a language model; the last token is looked at.")
     text: str | None = Field(None, description="A text that is classified.")
     text2: str | None = Field(None, description="The second text of a pair.")
     what: Literal["attention", "lens", "attribution"]
 
 
-class ScoreRequest(Request):
+class ScoreRequest(RequestBody):
     source: Texts = Field(description="Sources, or prompts, which may be empty.")
     target: Texts = Field(description="Targets, or continuations.")
 

@@ -20,10 +20,10 @@ from tformer.decoding.completion import check_prompts
 from tformer.decoding.prompts import encode_prompts, suppressed_tokens
 from tformer.decoding.settings import GenerationSettings
 from tformer.serve.metrics import Metrics
-from tformer.serve.models import Entry, Models, Served, sizes_of
+from tformer.serve.models import ModelEntry, ModelRegistry, Served, sizes_of
 from tformer.serve.options import ServeOptions
-from tformer.serve.requests import MOST_ROWS, ChatRequest, Request, RequestError, Sampling
-from tformer.serve.work import Generation, Owner
+from tformer.serve.requests import MOST_ROWS, ChatRequest, RequestBody, RequestError, Sampling
+from tformer.serve.work import CompletionStream, Owner
 from tformer.support.errors import InputError
 from tformer.workers.work import Work
 
@@ -77,7 +77,7 @@ class Writing:
     run: Served
     prompts: list[list[int]]
     texts: list[str]
-    events: Generation
+    events: CompletionStream
 
 
 class Service:
@@ -86,7 +86,7 @@ class Service:
     def __init__(self, options: ServeOptions) -> None:
         """Raises InputError for a path without a model."""
         self.options = options
-        self.models = Models(options)
+        self.models = ModelRegistry(options)
         self.owner = Owner()
         self.metrics = Metrics()
         self.is_ready, self.running = False, 0
@@ -102,25 +102,25 @@ class Service:
             self.failure = (isinstance(error, RequestError) and error.__cause__) or error
             signal.raise_signal(signal.SIGTERM)
 
-    def chosen(self, body: Request, use: str, call: Call) -> Entry:
+    def chosen(self, body: RequestBody, use: str, call: Call) -> ModelEntry:
         """The model that a request asks for; `call` has its name. Raises RequestError where there is none."""
         entry = self.models.find(body.model, use)
         call.model = entry.name
         return entry
 
-    async def on_model(self, entry: Entry, function: Callable[[Served], Result]) -> Result:
+    async def on_model(self, entry: ModelEntry, function: Callable[[Served], Result]) -> Result:
         """The result of a function of a model, in the thread of the models."""
         with self.models.used(entry):
             return await self.owner.call(lambda: function(self.models.get(entry)))
 
-    async def on_model_in_slices(self, entry: Entry, function: Callable[[Served, Work], Result]) -> Result:
+    async def on_model_in_slices(self, entry: ModelEntry, function: Callable[[Served, Work], Result]) -> Result:
         """The same for long work, which polls `should_stop` between its slices: others go on meanwhile."""
         with self.models.used(entry):
             return await self.owner.call_long(lambda poll: function(self.models.get(entry), Work(should_stop=poll)))
 
     async def in_blocks(
         self,
-        body: Request,
+        body: RequestBody,
         use: str,
         call: Call,
         texts: Sequence[Any],
@@ -136,7 +136,7 @@ class Service:
 
     async def write(
         self,
-        entry: Entry,
+        entry: ModelEntry,
         body: Sampling,
         call: Call,
         prompts: Callable[[Served], tuple[list[list[int]], list[str]]],
@@ -155,7 +155,7 @@ class Service:
             is_openai: OpenAI's defaults take the place of the recipe's.
             ends: further tokens that end a text.
         """
-        events, field = Generation(), "messages" if isinstance(body, ChatRequest) else "prompt"
+        events, field = CompletionStream(), "messages" if isinstance(body, ChatRequest) else "prompt"
         call.held.enter_context(self.models.used(entry))
         for give_up in (partial(self.owner.put, events.close), events.close):  # `begin` may be running
             call.held.callback(give_up)

@@ -136,7 +136,7 @@ def _settle(future: Future[Result], job: Callable[[], Result]) -> None:
             future.set_exception(error)
 
 
-class Generation:
+class CompletionStream:
     """The completions of some prompts: an asynchronous iterator of (number of the prompt, event)."""
 
     def __init__(self) -> None:
@@ -213,7 +213,7 @@ class Generation:
         for request in self._requests:
             request.cancel()
 
-    def __aiter__(self) -> Generation:
+    def __aiter__(self) -> CompletionStream:
         return self
 
     async def __anext__(self) -> tuple[int, TokenEvent | list[Generated]]:

@@ -27,7 +27,7 @@ from tformer.data.sources.columns import numbers_rows, parse_column
 from tformer.data.sources.files import Source
 from tformer.data.sources.reading import BadRows, Reading
 from tformer.decoding.prompts import task_prefix
-from tformer.evaluation.options import DataOptions, EvaluationOptions
+from tformer.evaluation.options import EvaluationDataOptions, EvaluationOptions
 from tformer.evaluation.predict import tally_objective
 from tformer.loading import Loaded
 from tformer.metrics import lower_is_better
@@ -239,7 +239,7 @@ def named_columns(options: Any) -> Columns:
     return Columns(**{role: parse_column(getattr(options, f"{role}_column")) for role in COLUMNS})
 
 
-def choose_data(loaded: Loaded, options: DataOptions, *, validation: bool = False) -> ChosenData:
+def choose_data(loaded: Loaded, options: EvaluationDataOptions, *, validation: bool = False) -> ChosenData:
     """The data that was named, else the run's validation data, else the held-out part of its training data.
 
     Of a run of cross-validation it is the fold that was left out, with `validation` its validation data all the same.

@@ -8,7 +8,7 @@ from typing import Any
 
 from tformer.decoding.inference import inference_dtype, prepare_inference
 from tformer.decoding.prompts import task_prefix
-from tformer.evaluation.options import COMMON, DataOptions, EvaluationOptions, flag_of
+from tformer.evaluation.options import COMMON, EvaluationDataOptions, EvaluationOptions, flag_of
 from tformer.evaluation.reports import breakdown_lines
 from tformer.loading import Loaded, load
 from tformer.objectives import OBJECTIVES
@@ -84,7 +84,7 @@ def report_lines(task: Task, report: dict[str, Any]) -> list[str]:
     return [*lines[:end], *baseline_lines(report), *lines[end:], *table]
 
 
-def held_out_data(loaded: Loaded, options: DataOptions, work: Work, *, max_examples: int | None) -> HeldOut:
+def held_out_data(loaded: Loaded, options: EvaluationDataOptions, work: Work, *, max_examples: int | None) -> HeldOut:
     """The data that the options name, else the run's held-out data, as samples with their objective.
 
     max_examples: use at most as many of them, evenly spread. Raises InputError for options that do not apply to the
@@ -105,7 +105,7 @@ def held_out_data(loaded: Loaded, options: DataOptions, work: Work, *, max_examp
     return replace(held_out, name=f"{len(samples):,} of {total:,} examples of {held_out.name}", samples=samples)
 
 
-def evaluation_task(loaded: Loaded, options: DataOptions) -> Task:
+def evaluation_task(loaded: Loaded, options: EvaluationDataOptions) -> Task:
     """The task of the model's data. Raises InputError for an option that does not apply to it."""
     task, continuations = task_of(loaded.recipe), TASKS["continuations"]
     if task is TASKS["text"] and getattr(options, "score", False):
@@ -122,7 +122,7 @@ def evaluation_task(loaded: Loaded, options: DataOptions) -> Task:
     return task
 
 
-def _note_prefix(loaded: Loaded, data: ChosenData, options: DataOptions, work: Work) -> None:
+def _note_prefix(loaded: Loaded, data: ChosenData, options: EvaluationDataOptions, work: Work) -> None:
     """Note the prefix of the sources, except for the run's own data, which has the prefixes of its tasks."""
     prefix, note = task_prefix(loaded.recipe, options.prefix)
     if note is not None and (prefix or data.given is not None):

@@ -32,7 +32,7 @@ from tformer.data.sources.labelled import (
 from tformer.data.sources.tables import LabelledRow
 from tformer.evaluation.classifier import Classifier, GivenRows, plain_objective
 from tformer.evaluation.mistakes import write_mistakes
-from tformer.evaluation.options import DataOptions, EvaluationOptions
+from tformer.evaluation.options import EvaluationDataOptions, EvaluationOptions
 from tformer.evaluation.predict import predict_scores
 from tformer.evaluation.predictions import write_predictions
 from tformer.evaluation.reports import VALIDATION_METRICS, label_kind_of, report_lines, report_of
@@ -354,7 +354,7 @@ class Labelled(Task):
 def _validation_data(loaded: Loaded, rule: str) -> ChosenData:
     """The run's own validation data. Raises InputError where there is none to choose a threshold on."""
     try:
-        return choose_data(loaded, DataOptions(), validation=True)
+        return choose_data(loaded, EvaluationDataOptions(), validation=True)
     except InputError as error:
         reason = f"--threshold {rule} is chosen on the validation data of the run: {error.message}"
         raise InputError(reason, hint="give a number, for example --threshold 0.3") from None

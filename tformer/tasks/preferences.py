@@ -86,20 +86,20 @@ def answer_sides(row: Preference, tokenizer: Tokenizer, template: Callable[[], C
         prompt, end = encode_prompt(tokenizer, row.prompt), tokenizer.special.eos
         ends = [] if end is None else [end]
         texts = [encode_continuation(tokenizer, row.prompt, text) for text in (row.chosen, row.rejected)]
-        found = [ChatIds(ids, np.ones(len(ids), dtype=bool)) for ids in ([*prompt, *text, *ends] for text in texts)]
+        last = [ChatIds(ids, np.ones(len(ids), dtype=bool)) for ids in ([*prompt, *text, *ends] for text in texts)]
         start = len(prompt)
     else:
         try:
             sides = [template().examples(messages) for messages in (row.chosen, row.rejected)]
         except InputError as error:
             raise InputError(f"{row.place}: {error.message}", hint=error.hint) from error
-        found = [side[-1] for side in sides]
-        if len({tuple(tuple(each.ids) for each in side[:-1]) for side in sides}) > 1:
+        last = [examples[-1] for examples in sides]
+        if len({tuple(tuple(example.ids) for example in examples[:-1]) for examples in sides}) > 1:
             what = "earlier answers differ, and the chat template rewrites them when more messages follow"
             raise InputError(f"{row.place}: {what}")
-        start = len(commonprefix([each.ids for each in found]))  # noqa: RUF071 (these are no paths)
-        while start and found[0].answers[start - 1]:
+        start = len(commonprefix([side.ids for side in last]))  # noqa: RUF071 (these are no paths)
+        while start and last[0].answers[start - 1]:
             start -= 1
-    for each in found:
-        each.answers[:start] = False
-    return found
+    for side in last:
+        side.answers[:start] = False
+    return last

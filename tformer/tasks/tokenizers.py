@@ -81,7 +81,7 @@ def obtain_tokenizer(start: TrainingStart, work: Work, texts: Texts) -> Tokenize
     options, checkpoint, teacher = start.recipe.tokenizer, start.checkpoint, start.teacher
     if checkpoint is not None and checkpoint.tokenizer_json is None:
         raise InputError(f"{checkpoint.path} is a model of images: it cannot be trained on text")
-    origin = Origin(
+    origin = TokenizerSource(
         path=options.path,
         stored=None if checkpoint is None else checkpoint.tokenizer_json,
         file=start.tokenizer_file,
@@ -110,14 +110,14 @@ def obtain_tokenizers(
     options, folder = recipe.tokenizer, None if start.tokenizer_file is None else start.tokenizer_file.parent
     if options.path is not None:  # the two vocabularies are the checkpoint's: a recipe that sets both is refused
         raise InputError(f"{options.path}: source and target have a vocabulary each", hint="leave --tokenizer out")
-    first = Origin(
+    first = TokenizerSource(
         path=options.source_path,
         stored=None if checkpoint is None else checkpoint.tokenizer_json,
         file=None if folder is None else folder / "tokenizer.source.json",
         teacher=None if teacher is None else teacher.tokenizer,
         train=options.train,
     )
-    second = Origin(
+    second = TokenizerSource(
         path=options.target_path,
         stored=None if checkpoint is None else checkpoint.target_tokenizer_json,
         file=None if folder is None else folder / "tokenizer.target.json",
@@ -128,7 +128,7 @@ def obtain_tokenizers(
 
 
 @dataclass(frozen=True)
-class Origin:
+class TokenizerSource:
     """Where a tokenizer may come from.
 
     Attributes:

@@ -168,7 +168,7 @@ class Counting(NodeTransformer):
         return self.visit_List(nodes.List(node.nodes, lineno=node.lineno), "joined from")
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """Jinja extension that marks the text of a block `{% generation %}`."""
 
     tags = {"generation"}  # noqa: RUF012 (as the base class declares it)
@@ -194,7 +194,7 @@ def compile_template(source: str, *, marks: tuple[str, str]) -> Callable[..., st
     def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
-    sandbox = Sandbox(tojson, marks, extensions=[Generation, loopcontrols])
+    sandbox = Sandbox(tojson, marks, extensions=[GenerationTag, loopcontrols])
     sandbox.globals["raise_exception"] = raise_exception
     sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     try:

@@ -25,8 +25,8 @@ from tformer.nn.stack import Block, Stack
 from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.optim.ema import Ema
-from tformer.optim.optimizers import NamedOptimizer, Settings, build_optimizer
-from tformer.optim.schedules import Schedule, build_schedule
+from tformer.optim.optimizers import NamedOptimizer, OptimizerSettings, build_optimizer
+from tformer.optim.schedules import LrSchedule, build_schedule
 from tformer.optim.shards import Shards, local
 from tformer.recipe.recipe import Recipe
 from tformer.support.device import has_bf16_instructions
@@ -170,7 +170,7 @@ def vocabulary_size(rows: int | None, tokenizer: Tokenizer, *, key: str = "vocab
     return rows
 
 
-class Models(nn.Module):
+class TrainedModels(nn.Module):
     """The trained models as one module: the main model, and ELECTRA's generator beside it."""
 
     def __init__(self, main: Transformer, generator: Transformer | None = None) -> None:
@@ -209,7 +209,9 @@ class Models(nn.Module):
                     yield f"{GENERATOR}{name}", parameter
 
 
-def make_models(recipe: Recipe, device: torch.device, *, dtype: torch.dtype, rows: OwnRows | None = None) -> Models:
+def make_models(
+    recipe: Recipe, device: torch.device, *, dtype: torch.dtype, rows: OwnRows | None = None
+) -> TrainedModels:
     """Models with random weights from the recipe's seed, drawn on the CPU so that they are equal on every device.
 
     On the meta device they have shapes only, and nothing is drawn. With `rows`, of `Parallel.own_rows`, they have
@@ -222,7 +224,7 @@ def make_models(recipe: Recipe, device: torch.device, *, dtype: torch.dtype, row
     maker = "meta" if device.type == "meta" else "cpu"
     main = build_model(recipe.model, num_labels=labels, device=maker, rows=rows)
     generator = None if recipe.generator is None else build_model(recipe.generator, device=maker, rows=rows)
-    models = Models(main, generator)
+    models = TrainedModels(main, generator)
     for stack in models.stacks:
         stack.checkpointing = recipe.training.activation_checkpointing
     for model in models.all:
@@ -240,7 +242,7 @@ def make_models(recipe: Recipe, device: torch.device, *, dtype: torch.dtype, row
     return models
 
 
-def require_separate_rows(models: Models, world_size: int) -> None:
+def require_separate_rows(models: TrainedModels, world_size: int) -> None:
     """Raise InputError for several processes and a model whose output of a row depends on other rows."""
     if world_size == 1:
         return
@@ -255,13 +257,13 @@ def require_separate_rows(models: Models, world_size: int) -> None:
                 )
 
 
-def make_objective(recipe: Recipe, context: ObjectiveContext, models: Models | None = None) -> Objective:
+def make_objective(recipe: Recipe, context: ObjectiveContext, models: TrainedModels | None = None) -> Objective:
     """The recipe's objective; without `models`, one that makes batches but has no generator to run."""
     generator = None if models is None else models.generator
     return build_objective(recipe.objectives, replace(context, generator=generator))
 
 
-def make_schedule(recipe: Recipe) -> Schedule:
+def make_schedule(recipe: Recipe) -> LrSchedule:
     return build_schedule(recipe.schedule, total_steps=recipe.training.max_steps, d_model=recipe.model.d_model)
 
 
@@ -275,7 +277,7 @@ def muon_dtype(compute_dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 
 def make_optimizer(
-    recipe: Recipe, models: Models, device: torch.device, shards: Shards | None = None
+    recipe: Recipe, models: TrainedModels, device: torch.device, shards: Shards | None = None
 ) -> NamedOptimizer:
     """The optimizer of a recipe, keyed by parameter name.
 
@@ -288,7 +290,7 @@ def make_optimizer(
     layers = [stack.num_layers for stack in (recipe.model.encoder, recipe.model.decoder) if stack is not None]
     return build_optimizer(
         models.trained_parameters(),
-        Settings(
+        OptimizerSettings(
             kind=options.kind,
             lr=options.lr,
             adam_lr=options.adam_lr,
@@ -309,7 +311,7 @@ def make_optimizer(
     )
 
 
-def make_ema(recipe: Recipe, models: Models, shards: Shards | None = None) -> Ema | None:
+def make_ema(recipe: Recipe, models: TrainedModels, shards: Shards | None = None) -> Ema | None:
     """Averages of the main model's weights; None without `ema_decay`. With shards, averages of this process's rows."""
     if recipe.training.ema_decay is None:
         return None

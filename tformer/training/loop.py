@@ -26,7 +26,7 @@ from torch import Tensor
 
 from tformer.data.batching.batch import Batch
 from tformer.metrics import HIGHER_IS_BETTER, lower_is_better
-from tformer.nn.structured_dropout import SharedDraws, Step, drawing_modules, step_listeners
+from tformer.nn.structured_dropout import SharedDraws, TrainingStep, drawing_modules, step_listeners
 from tformer.objectives import OBJECTIVES
 from tformer.objectives.base import MEAN, Objective, total_loss
 from tformer.optim.shards import Shards
@@ -34,7 +34,7 @@ from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Training
 from tformer.support.device import keep_freed_memory, return_free_memory
 from tformer.support.errors import InputError, NotFiniteError, OtherProcessError, did_you_mean
-from tformer.training.assemble import Models, make_ema, make_optimizer, make_schedule
+from tformer.training.assemble import TrainedModels, make_ema, make_optimizer, make_schedule
 from tformer.training.clock import NEVER, Clock, Pace, Points
 from tformer.training.parallel import Parallel
 from tformer.training.state import LossScaler, RunningSums, TrainerState
@@ -107,7 +107,7 @@ class Trainer:
     def __init__(
         self,
         recipe: Recipe,
-        models: Models,
+        models: TrainedModels,
         objective: Objective,
         batches: Batches,
         *,
@@ -222,7 +222,7 @@ class Trainer:
         loss = torch.zeros((), device=self.device)
         terms: dict[str, Tensor] = {}
         self.models.train()
-        about = Step(
+        about = TrainingStep(
             number=step,
             max_steps=self.max_steps,
             warmup_steps=self.recipe.schedule.warmup_steps,

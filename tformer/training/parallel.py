@@ -26,7 +26,7 @@ from tformer.optim.shards import Shards, local, rows_of
 from tformer.recipe.sections import Parallelism
 from tformer.support.device import DTYPES
 from tformer.support.errors import InputError
-from tformer.training.assemble import Models
+from tformer.training.assemble import TrainedModels
 
 Result = TypeVar("Result")
 Run = Callable[[Callable[[], Any]], Any]
@@ -55,7 +55,7 @@ class Parallel:
         """Object that keeps this process's rows while models are built; None: each process has all rows."""
         return None
 
-    def shard(self, models: Models, rows: OwnRows | None, device: torch.device) -> Shards | None:
+    def shard(self, models: TrainedModels, rows: OwnRows | None, device: torch.device) -> Shards | None:
         """Spread models that were made with `rows` over the processes; before the optimizer is made."""
         return None
 
@@ -70,7 +70,7 @@ class Parallel:
         """Around forward and backward of a micro-batch: gradients are exchanged in the `last` one of a step only."""
         return nullcontext()
 
-    def in_first(self, models: Models, function: Callable[[], Result]) -> Result | None:
+    def in_first(self, models: TrainedModels, function: Callable[[], Result]) -> Result | None:
         """Run `function`, which runs the models without gradients, in process 0; returns None in the others.
 
         For work that is not divided: validation and samples. The others only send their rows of the weights.
@@ -126,7 +126,7 @@ class DataParallel(ProcessGroup):
         assert isinstance(run, DistributedDataParallel)
         return nullcontext() if last else run.no_sync()
 
-    def in_first(self, models: Models, function: Callable[[], Result]) -> Result | None:
+    def in_first(self, models: TrainedModels, function: Callable[[], Result]) -> Result | None:
         return function() if self.rank == 0 else None
 
 
@@ -157,7 +157,7 @@ class FullySharded(ProcessGroup):
     def own_rows(self) -> OwnRows | None:
         return OwnRows(partial(rows_of, rank=self.rank, size=self.world_size))
 
-    def shard(self, models: Models, rows: OwnRows | None, device: torch.device) -> Shards | None:
+    def shard(self, models: TrainedModels, rows: OwnRows | None, device: torch.device) -> Shards | None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -188,7 +188,7 @@ class FullySharded(ProcessGroup):
     def wrap(self, models: nn.Module, *, some_unused: bool = False) -> Run:
         return models
 
-    def in_first(self, models: Models, function: Callable[[], Result]) -> Result | None:
+    def in_first(self, models: TrainedModels, function: Callable[[], Result]) -> Result | None:
         """Process 0 announces each block before it runs it; the processes with the other rows then help to gather it.
 
         So a process never holds more than one block beside its rows and the root, and the number of forward passes,

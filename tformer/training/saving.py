@@ -19,7 +19,7 @@ from tformer.checkpoint.read import Checkpoint
 from tformer.checkpoint.run import RunDirectory
 from tformer.checkpoint.save import CheckpointContents, checkpoint_bytes, save_checkpoint
 from tformer.model import Transformer
-from tformer.optim.shards import Piece
+from tformer.optim.shards import TensorShard
 from tformer.recipe import recipe_to_yaml
 from tformer.support.errors import InputError
 from tformer.training.loop import Score, Trainer
@@ -126,7 +126,7 @@ class Checkpoints:
     def _rows(self, checkpoint: Checkpoint, role: str, wanted: Mapping[str, slice]) -> dict[str, Tensor]:
         return checkpoint.rows(role, wanted, rank=self._worker.rank, processes=self._worker.world_size)
 
-    def _pieces(self) -> dict[Name, Piece]:
+    def _pieces(self) -> dict[Name, TensorShard]:
         """This process's part of every tensor of a checkpoint, in the same order in all processes."""
         models, ema = self._trainer.models, self._trainer.ema
         found = self._weights("weights", models.main)
@@ -136,16 +136,18 @@ class Checkpoints:
             found |= {("ema", name): self._piece(parameters[name], rows) for name, rows in ema.state().items()}
         return found if models.generator is None else found | self._weights("generator", models.generator)
 
-    def _weights(self, role: str, model: Transformer) -> dict[Name, Piece]:
+    def _weights(self, role: str, model: Transformer) -> dict[Name, TensorShard]:
         """Parameters and buffers outside a frozen base, tied ones once. Buffers are equal in all processes."""
         state, left_out = model.state_dict(), model.tied_names().keys() | model.base_names
         own = [(name, parameter) for name, parameter in model.named_parameters() if name not in model.base_names]
-        found = {(role, name): Piece(tensor, tensor.shape) for name, tensor in state.items() if name not in left_out}
+        found = {
+            (role, name): TensorShard(tensor, tensor.shape) for name, tensor in state.items() if name not in left_out
+        }
         return found | {(role, name): self._piece(parameter) for name, parameter in own}
 
-    def _piece(self, parameter: nn.Parameter, tensor: Tensor | None = None) -> Piece:
+    def _piece(self, parameter: nn.Parameter, tensor: Tensor | None = None) -> TensorShard:
         """This process's part of a parameter, or of a tensor of its shape."""
         if self._shards is not None:
             return self._shards.piece(parameter, tensor)
         whole = parameter if tensor is None else tensor
-        return Piece(whole.detach(), whole.shape)
+        return TensorShard(whole.detach(), whole.shape)

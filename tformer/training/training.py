@@ -15,7 +15,7 @@ from tformer.data.batching.padding import padded_lengths
 from tformer.recipe.recipe import Recipe
 from tformer.support.device import Precision
 from tformer.tasks.base import TrainingData, TrainingStart
-from tformer.training.assemble import Models
+from tformer.training.assemble import TrainedModels
 from tformer.training.embeddings import Vectors
 
 LATER: Any = None
@@ -69,7 +69,7 @@ class Training(TrainingStart):
     data: TrainingData = LATER
     device: torch.device = LATER
     precision: Precision = LATER
-    shapes: Models = LATER
+    shapes: TrainedModels = LATER
     max_minutes: float | None = None
     vectors: dict[str, Vectors] = LATER
 

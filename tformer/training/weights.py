@@ -16,7 +16,7 @@ from tformer.interop.adapters import open_base
 from tformer.loading import load_body, load_generator, load_weights, why_new
 from tformer.optim.shards import Shards
 from tformer.training.adapters import BasePlaces, describe_adapters
-from tformer.training.assemble import Models
+from tformer.training.assemble import TrainedModels
 from tformer.training.embeddings import write_embeddings
 from tformer.training.training import Training
 
@@ -31,7 +31,7 @@ class Target:
         new_heads: heads that are still random.
     """
 
-    models: Models
+    models: TrainedModels
     shards: Shards | None
     base: BasePlaces | None
     new_heads: list[str]
@@ -123,7 +123,7 @@ def sources_of(training: Training) -> list[WeightSource]:
     return [source(training) for source, is_used in used.items() if is_used]
 
 
-def load_sources(training: Training, models: Models, shards: Shards | None, note: Callable[[str], None]) -> None:
+def load_sources(training: Training, models: TrainedModels, shards: Shards | None, note: Callable[[str], None]) -> None:
     """Load the weights that a training starts with, and say what was taken."""
     recipe = training.recipe
     base = None if recipe.lora is None else BasePlaces(models.main, recipe, training.device)

@@ -14,7 +14,7 @@ from tformer.support.formatting import aligned
 from tformer.viz.lens.text import signs
 from tformer.viz.page import render_page
 from tformer.viz.picture import ReportView
-from tformer.viz.plots import Line, Lines, Plot
+from tformer.viz.plots import Line, LinePlot, Plot
 
 MOST_NAMED = 60  # points of a picture that all have their names beside them
 MOST_WORK = 4e11  # multiplications for the cosines that a page has of every point: about ten seconds of two cores
@@ -102,8 +102,8 @@ def plots_of(report: EmbeddingReport) -> list[Plot]:
     lines = [line("all that are shown", number_of, few)]
     for row, near in zip(report.asked.tolist(), report.neighbours.tolist(), strict=True):
         lines.append(line(f"nearest to {signs(report.names[row])}", [row, *near], not few))
-    return [Lines("component 1", "component 2", lines, points=True, joined=False, square=True,
-                  title="Principal components", caption=described(report))]  # fmt: skip
+    return [LinePlot("component 1", "component 2", lines, points=True, joined=False, square=True,
+                     title="Principal components", caption=described(report))]  # fmt: skip
 
 
 def render(report: EmbeddingReport, *, title: str, notes: Iterable[str] = ()) -> str:

@@ -24,8 +24,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from PIL import Image, ImageDraw
 
 from tformer.support.errors import visible
-from tformer.viz.plot.series import Panel, label_of
-from tformer.viz.plots import PALETTE, Colour, Heat, Lines, Plot, Ramp, colour_table, plain, ticks
+from tformer.viz.plot.series import MetricPanel, label_of
+from tformer.viz.plots import PALETTE, Colour, Heat, LinePlot, Plot, Ramp, colour_table, plain, ticks
 
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)))
 # Without a creation date; the name and version of matplotlib stay.
@@ -115,7 +115,7 @@ def draw_plots(plots: Sequence[Plot], format_: Literal["png", "svg"], *, heading
                 _heat(figure, axes, plot)
             else:
                 beside = plots[number + 1] if (number + 1) % columns and number + 1 < len(plots) else None
-                _lines(figure, axes, plot, bar=not (isinstance(beside, Lines) and beside.ramp == plot.ramp))
+                _lines(figure, axes, plot, bar=not (isinstance(beside, LinePlot) and beside.ramp == plot.ramp))
         layout.execute(figure)
         figure.set_layout_engine(None)  # a second run would draw everything again
         for axes in figure.axes:  # the last digits of the solver's positions differ from run to run
@@ -170,7 +170,7 @@ def _counts(names: Sequence[Any]) -> bool:
     return isinstance(names, range) or all(isinstance(name, int) for name in names)
 
 
-def _lines(figure: Any, axes: Any, plot: Lines, *, bar: bool) -> None:
+def _lines(figure: Any, axes: Any, plot: LinePlot, *, bar: bool) -> None:
     """Lines of one plot; `bar`: draw a colour bar (the plot to the right may have the same one)."""
     if plot.ramp is not None:
         _ramped(figure, axes, plot, plot.ramp, bar=bar)
@@ -205,7 +205,7 @@ def _lines(figure: Any, axes: Any, plot: Lines, *, bar: bool) -> None:
         axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=2.8)
 
 
-def _ramped(figure: Any, axes: Any, plot: Lines, ramp: Ramp, *, bar: bool) -> None:
+def _ramped(figure: Any, axes: Any, plot: LinePlot, ramp: Ramp, *, bar: bool) -> None:
     """Draw many lines as one collection, very many as an image; one by one they take seconds."""
     pieces = [np.column_stack((line.x, line.y)) for line in plot.lines]
     colours = [to_hex(plot.colour(number)) for number in range(len(pieces))]
@@ -254,7 +254,7 @@ MANY_POINTS = 20_000  # of a panel; with more, an SVG contains its lines as an i
 
 
 def draw_panels(
-    panels: Sequence[Panel],
+    panels: Sequence[MetricPanel],
     format_: Literal["png", "svg"],
     *,
     title: str,
@@ -284,7 +284,7 @@ def draw_panels(
         return figure_bytes(figure, format_, **COMPRESSION[format_])
 
 
-def _panel(axes: Any, panel: Panel, entries: dict[str, Any], *, log: tuple[bool, bool]) -> None:
+def _panel(axes: Any, panel: MetricPanel, entries: dict[str, Any], *, log: tuple[bool, bool]) -> None:
     rasterized = sum(len(series.x) for series in panel.series) > MANY_POINTS
     for series in panel.series:
         colour = PALETTE[series.colour % len(PALETTE)]

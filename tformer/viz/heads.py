@@ -12,7 +12,7 @@ from tformer.inside.options import head_name
 from tformer.loading import Identity
 from tformer.support.formatting import aligned
 from tformer.viz.picture import ReportView
-from tformer.viz.plots import Heat, Line, Lines, Plot
+from tformer.viz.plots import Heat, Line, LinePlot, Plot
 
 WEAK = 0.1  # up to this score a head is not named as one of its kind
 MOST_CURVES = 24  # of a plot: more names than that do not fit under it
@@ -38,11 +38,11 @@ def plots_of(reports: Sequence[HeadReport]) -> list[Plot]:
             Line(label, steps, np.array([report.copying[key] for report in reports]))
             for label, key in (("first time", "first_loss"), ("repeated", "repeated_loss"))
         ]
-        plots.append(Lines("step", "loss (nats)", lines, points=True, title="copying", caption=COPYING))
+        plots.append(LinePlot("step", "loss (nats)", lines, points=True, title="copying", caption=COPYING))
     return plots
 
 
-def _curves(reports: Sequence[HeadReport], kind: Kind, name: str, title: str, caption: str) -> Lines:
+def _curves(reports: Sequence[HeadReport], kind: Kind, name: str, title: str, caption: str) -> LinePlot:
     found_NLH = np.stack([report.scores[kind][name] for report in reports])
     highest_LH = np.nan_to_num(found_NLH, nan=-1.0).max(axis=0)
     total = int((highest_LH >= 0).sum())
@@ -54,7 +54,7 @@ def _curves(reports: Sequence[HeadReport], kind: Kind, name: str, title: str, ca
     lines = [
         Line(head_name(layer, head, cross=cross), _steps(reports), found_NLH[:, layer, head]) for layer, head in places
     ]
-    return Lines("step", name, lines, points=len(reports) <= 40, title=title, caption=caption)
+    return LinePlot("step", name, lines, points=len(reports) <= 40, title=title, caption=caption)
 
 
 def _steps(reports: Sequence[HeadReport]) -> Any:

@@ -16,14 +16,14 @@ ON_STDOUT = ("terminal", "json", "csv")  # text: without a file it goes to stand
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputTarget:
     """Where output goes. format: one of FORMATS; path: the file to write, None for standard output."""
 
     format: str
     path: Path | None
 
 
-def choose_output(output: Path | None, format_: str | None, *, stem: str, option: str = "-o") -> Output:
+def choose_output(output: Path | None, format_: str | None, *, stem: str, option: str = "-o") -> OutputTarget:
     """The format and the file, checked before long work begins.
 
     Args:
@@ -56,12 +56,12 @@ def choose_output(output: Path | None, format_: str | None, *, stem: str, option
     if output is None and kind not in ON_STDOUT:
         output = Path(f"{stem}.{kind}")
     if output is None or str(output) == "-":
-        return Output(kind, None)
+        return OutputTarget(kind, None)
     require_writable(output, option=option)
-    return Output(kind, output)
+    return OutputTarget(kind, output)
 
 
-def write_output(output: Output, content: str | bytes) -> None:
+def write_output(output: OutputTarget, content: str | bytes) -> None:
     """Write the content to its file (completely or not at all) or to standard output.
 
     Raises:

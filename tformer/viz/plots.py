@@ -130,7 +130,7 @@ def counted_line(label: str, y: Numbers) -> Line:
 
 
 @dataclass(frozen=True)
-class Lines:
+class LinePlot:
     """Lines over common axes.
 
     Attributes:
@@ -162,7 +162,7 @@ class Lines:
         return colour_at(self.ramp.colours, self.share(number)) if self.ramp else palette_colour(number)
 
 
-UNIT_SQUARE: dict[str, Any] = {"unit": True, "square": True}  # options of Lines: axes from 0 to 1
+UNIT_SQUARE: dict[str, Any] = {"unit": True, "square": True}  # options of LinePlot: axes from 0 to 1
 MAX_NUMBERS = 20
 
 
@@ -209,7 +209,7 @@ def counted_heat(values: Numbers, *facts: Any, **named: Any) -> Heat:
     return Heat(values, rows, columns, *facts, **named)
 
 
-Plot = Lines | Heat
+Plot = LinePlot | Heat
 
 
 def plots_to_json(plots: Sequence[Plot]) -> list[dict[str, Any]]:
@@ -235,10 +235,10 @@ def plots_to_csv(plots: Sequence[Plot]) -> str:
 
     Where lines have error bars, a last column holds half their height.
     """
-    spreads = any(line.spread is not None for plot in plots if isinstance(plot, Lines) for line in plot.lines)
+    spreads = any(line.spread is not None for plot in plots if isinstance(plot, LinePlot) for line in plot.lines)
     rows: list[tuple[Any, ...]] = [("plot", "line", "x", "y", *(("spread",) if spreads else ()))]
     for plot in plots:
-        if isinstance(plot, Lines):
+        if isinstance(plot, LinePlot):
             rows += [(plot.title, line.label, *numbers) for line in plot.lines for numbers in _finite_points(line)]
             continue
         for name, row in zip(plot.rows, plot.values.tolist(), strict=True):

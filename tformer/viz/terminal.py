@@ -16,8 +16,8 @@ import numpy as np
 
 from tformer.support.errors import visible
 from tformer.support.formatting import without_middle
-from tformer.viz.plot.series import Panel, Series, better, label_of
-from tformer.viz.plots import Colour, Heat, Line, Lines, Numbers, Plot, colour_at, plain, ticks
+from tformer.viz.plot.series import MetricPanel, Series, better, label_of
+from tformer.viz.plots import Colour, Heat, Line, LinePlot, Numbers, Plot, colour_at, plain, ticks
 
 Colours = Literal["truecolor", "256", "none"]
 SHADES = " .:-=+*#%@"
@@ -76,7 +76,7 @@ def draw_heat(plot: Heat, *, width: int, colour: Colours) -> list[str]:
     return lines
 
 
-def draw_lines(plot: Lines, *, width: int, colour: Colours) -> list[str]:
+def draw_lines(plot: LinePlot, *, width: int, colour: Colours) -> list[str]:
     """The lines in a frame with both axes, and a legend; without colours several lines are letters."""
     columns_x, columns_y = [line.x for line in plot.lines], [line.y for line in plot.lines]
     x_limits, y_limits = _limits(columns_x, plot.log_x), _limits(columns_y, plot.log_y)
@@ -106,7 +106,7 @@ def draw_lines(plot: Lines, *, width: int, colour: Colours) -> list[str]:
 
 
 def draw_curves(
-    panels: Sequence[Panel],
+    panels: Sequence[MetricPanel],
     *,
     title: str,
     x_label: str,
@@ -125,7 +125,7 @@ def draw_curves(
         longest = max(map(len, names))
         labels = [f"{name:<{longest}} {found}" for name, found in zip(names, values, strict=True)]
         lines = [Line(label, series.x, series.y) for label, series in zip(labels, panel.series, strict=True)]
-        plot = Lines(x_label, "", lines, log_x=log_x, log_y=log_y, title=label_of(panel.metric))
+        plot = LinePlot(x_label, "", lines, log_x=log_x, log_y=log_y, title=label_of(panel.metric))
         texts.append(draw_plot(plot, width=width, colour=colour))
     return "\n".join(texts)
 
@@ -189,7 +189,7 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e7 else f"{value:.4g}"
 
 
-def _mark(plot: Lines, number: int, colour: Colours) -> str:
+def _mark(plot: LinePlot, number: int, colour: Colours) -> str:
     """The mark of a line in the legend, and without colours in the plot."""
     if colour != "none" or len(plot.lines) == 1:
         return "━━"
@@ -235,7 +235,7 @@ def _draw(cells: Cells, x: Numbers, y: Numbers, number: int, *, joined: bool) ->
             cells[dot // 4][right // 2] = (bits | bit if owner == number else bit, number)
 
 
-def _runs(cells: Sequence[tuple[int, int]], plot: Lines, colour: Colours) -> Iterator[str]:
+def _runs(cells: Sequence[tuple[int, int]], plot: LinePlot, colour: Colours) -> Iterator[str]:
     """The characters of a row of cells, with an escape sequence at each change of colour."""
     current = -1
     for bits, number in cells:
@@ -250,7 +250,7 @@ def _runs(cells: Sequence[tuple[int, int]], plot: Lines, colour: Colours) -> Ite
         yield RESET
 
 
-def _ink(plot: Lines, number: int, colour: Colours) -> str:
+def _ink(plot: LinePlot, number: int, colour: Colours) -> str:
     """The escape sequence for the colour of a line."""
     return f"\x1b[{colour_code(plot.colour(number), colour, ground=False)}m"
 
@@ -271,7 +271,7 @@ def _x_axis(left: float, right: float, log: bool, columns: int, margin: int, lab
     return [" " * (margin + 1) + "└" + "".join(frame), "".join(words).rstrip(), " " * (margin + 2) + centred]
 
 
-def _legend(plot: Lines, width: int, colour: Colours) -> list[str]:
+def _legend(plot: LinePlot, width: int, colour: Colours) -> list[str]:
     """Mark and name of each line, as many beside each other as there is room for."""
     lines, used = [""], 0  # columns of the last line, which its length with colours does not tell
     for number, line in enumerate(plot.lines):

@@ -17,7 +17,7 @@ from tformer.viz.evaluation import calibration
 from tformer.viz.lens.text import signs
 from tformer.viz.page import MAX_BYTES, render_page, within
 from tformer.viz.picture import ReportView, for_page
-from tformer.viz.plots import Heat, Lines, Plot, colour_at
+from tformer.viz.plots import Heat, LinePlot, Plot, colour_at
 from tformer.viz.terminal import RESET, Colours, colour_code, draw_plot
 
 MOST_BITS = 16.0  # at the end of the colour scale, where a token has as many
@@ -170,7 +170,7 @@ def plots_of(reports: Sequence[TokenReport]) -> list[Plot]:
     return [*plots, calibration_plot(reports)]
 
 
-def calibration_plot(reports: Sequence[TokenReport]) -> Lines:
+def calibration_plot(reports: Sequence[TokenReport]) -> LinePlot:
     """The calibration of all runs."""
     named = zip(names_of(reports), reports, strict=True)
     return calibration({f"{name}, ECE {each.summary['ece']:.3f}": each.calibration for name, each in named}, bins=BINS)

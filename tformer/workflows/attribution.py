@@ -14,8 +14,8 @@ from tformer.inside.answers import CLASSIFIERS, answer_id, answer_text
 from tformer.inside.attribution import STEPS, AttributionReport, Values, attribute, subject_of
 from tformer.inside.lens import OWN
 from tformer.inside.options import AttributeOptions
-from tformer.inside.patching import BATCH_TOKENS, Question, logits_of
-from tformer.inside.reading import Reading, places_of, read_options
+from tformer.inside.patching import BATCH_TOKENS, PatchingExample, logits_of
+from tformer.inside.reading import ModelInputs, places_of, read_options
 from tformer.loading import Loaded
 from tformer.support.errors import InputError, require_finite
 from tformer.viz.attention.weights import Chosen, compute, kinds_of, rollout
@@ -30,7 +30,7 @@ def attribute_inputs(
     options: AttributeOptions,
     work: Work,
     *,
-    reading: Reading | None = None,
+    reading: ModelInputs | None = None,
     batch_tokens: int = BATCH_TOKENS,
 ) -> AttributionReport:
     """Score the inputs of the chosen answers: of the options' text or image, or of `reading`.
@@ -65,7 +65,7 @@ def attribute_inputs(
             require_finite(logits_C, "logits")
             targets[n] = int(logits_C.argmax()) if targets[n] == OWN else targets[n]
             other = targets[n] if wrong is None else wrong
-            questions.append(Question(inputs, inputs, place, targets[n], other, metric, several))
+            questions.append(PatchingExample(inputs, inputs, place, targets[n], other, metric, several))
         if all(target == wrong for target in targets):
             raise InputError(f"--against {against}: it is the answer itself, whose difference is 0")
 
@@ -113,7 +113,7 @@ def attribute_inputs(
 
 
 def _places(
-    loaded: Loaded, reading: Reading, options: AttributeOptions, head: str
+    loaded: Loaded, reading: ModelInputs, options: AttributeOptions, head: str
 ) -> tuple[Sequence[int | None], list[int]]:
     """(places of the answers, their targets): by default of the generated or translated tokens, else of the next."""
     places, targets = places_of(loaded, reading, options, head)
@@ -134,7 +134,7 @@ def _places(
 
 
 def _baseline(
-    loaded: Loaded, reading: Reading, options: AttributeOptions, inputs: dict[str, Tensor]
+    loaded: Loaded, reading: ModelInputs, options: AttributeOptions, inputs: dict[str, Tensor]
 ) -> tuple[str, dict[str, list[bool]], dict[str, Tensor] | None]:
     """(name of the baseline; of each side whether its tokens stay; the inputs of the baseline, None: zeros)."""
     stays = {side: list(each.special) for side, each in reading.sides.items()}
@@ -160,7 +160,7 @@ def _baseline(
     return chosen, stays, inputs | filled if filled else None
 
 
-def _rollouts(loaded: Loaded, reading: Reading, places: Sequence[int | None], head: str) -> np.ndarray:
+def _rollouts(loaded: Loaded, reading: ModelInputs, places: Sequence[int | None], head: str) -> np.ndarray:
     """The row of attention rollout behind each answer, fp64 [N, P]; the mean row for pooling by mean or maximum."""
     kinds = kinds_of(loaded)
     attentions = compute(loaded, reading, kinds, Chosen())

@@ -31,9 +31,9 @@ from tformer.training.options import TrainOptions
 from tformer.workers.launch import number_of_workers
 from tformer.workflows.sweep.cells import DONE, ONE_SLOT, OWN_RUN, Result, Slot
 from tformer.workflows.sweep.cells import RUNS as OF_CELLS
-from tformer.workflows.sweep.plan import Plan, plan_of_flags
+from tformer.workflows.sweep.plan import SweepPlan, plan_of_flags
 from tformer.workflows.sweep.run import require_success, resolve_plan, run_sweep, stored_plan
-from tformer.workflows.sweep.table import Column, Row, Table, show_count, show_metric
+from tformer.workflows.sweep.table import Column, SweepRow, SweepTable, show_count, show_metric
 
 FOLD = "fold"
 """The axis of the sweep, and the evaluation of each training."""
@@ -91,7 +91,7 @@ def train_folds(options: TrainOptions, *, say: Callable[[str], None]) -> CrossVa
     )
 
 
-def plan_of_folds(options: TrainOptions) -> Plan:
+def plan_of_folds(options: TrainOptions) -> SweepPlan:
     """The sweep of `--folds`. Raises InputError for fewer than 2, and for data that can be read only once."""
     folds = options.folds
     if folds is None or folds < 2:
@@ -112,7 +112,7 @@ def plan_of_folds(options: TrainOptions) -> Plan:
     )
 
 
-def default_folder(plan: Plan) -> Path:
+def default_folder(plan: SweepPlan) -> Path:
     """The first folder runs/folds-N that does not exist yet, or holds this plan, which is continued."""
     asked, folders = plan.model_dump(mode="json"), (RUNS / f"folds-{number}" for number in count(1))
     return next(folder for folder in folders if not folder.exists() or stored_plan(folder) == asked)
@@ -130,12 +130,12 @@ def slots_of(options: TrainOptions) -> Sequence[Slot]:
     return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in visible.split(",")[:number]]
 
 
-def fold_table(plan: Plan, results: Sequence[Result]) -> Table:
+def fold_table(plan: SweepPlan, results: Sequence[Result]) -> SweepTable:
     """A row for each fold that is finished, and rows for mean, deviation and 95 % interval of the mean over the folds.
 
     A fold that failed says how. `summary` has the figures of each row by its name.
     """
-    rows, found = list[Row](), dict[str, list[float]]()
+    rows, found = list[SweepRow](), dict[str, list[float]]()
     for result in results:
         tested = result.evaluate.get(FOLD, {})
         own = {name: float(tested["figures"][name]) for name in MEASURES if name in tested.get("figures", {})}
@@ -153,12 +153,14 @@ def fold_table(plan: Plan, results: Sequence[Result]) -> Table:
     shown = {"examples": show_count}
     columns = tuple(Column(name, name, shown.get(name, show_metric)) for name in MEASURES if name in found)
     figures = {row.choices[FOLD]: {name: stat.mean for name, stat in row.stats.items()} for row in rows}
-    return Table(plan.name, (FOLD,), columns, tuple(rows), summary={"folds": figures}, about=ABOUT)
+    return SweepTable(plan.name, (FOLD,), columns, tuple(rows), summary={"folds": figures}, about=ABOUT)
 
 
-def _row(plan: Plan, label: str, values: Mapping[str, float | None], failures: dict[str, int] | None = None) -> Row:
+def _row(
+    plan: SweepPlan, label: str, values: Mapping[str, float | None], failures: dict[str, int] | None = None
+) -> SweepRow:
     stats = {name: Stat(value, None, 1) for name, value in values.items() if value is not None}
-    return Row(plan.tasks[0].name, {FOLD: label}, 1, failures or {}, stats, {})
+    return SweepRow(plan.tasks[0].name, {FOLD: label}, 1, failures or {}, stats, {})
 
 
 def write_predictions(out: Path, results: Sequence[Result]) -> str:

@@ -20,7 +20,7 @@ from tformer.inside.answers import answer_id, answer_text, label_names
 from tformer.inside.lens import LensReport, read_lens
 from tformer.inside.logits import attribute_logits
 from tformer.inside.options import LENS_HEADS, LensOptions
-from tformer.inside.reading import Reading, places_of, read_options
+from tformer.inside.reading import ModelInputs, places_of, read_options
 from tformer.loading import Loaded, require_kind, weights_hash
 from tformer.support.errors import InputError
 from tformer.support.files import require_writable
@@ -35,7 +35,7 @@ def make_report(
     *,
     work: Work = QUIET,
     command: str = "",
-    reading: Reading | None = None,
+    reading: ModelInputs | None = None,
     with_parts: bool = True,
 ) -> LensReport:
     """Read the input, run the model, and divide the logits into parts; with `--tuned` first train the tuned lens.

@@ -29,7 +29,7 @@ from tformer.support.errors import InputError
 from tformer.support.formatting import listed
 from tformer.tasks.labelled import Parts
 from tformer.tasks.tags.rows import CONLL_ENDINGS, KEYS, open_tagged
-from tformer.viz.plots import Heat, Line, Lines, Plot
+from tformer.viz.plots import Heat, Line, LinePlot, Plot
 from tformer.workflows.tokenizing import open_subject
 
 FIRST_FILES = 1000  # of a folder
@@ -150,7 +150,7 @@ class DataLook:
             middles, counts = np.array([[(a + b) / 2, n] for a, b, n in of["histogram"]], dtype=float).T
             lines.append(Line(side or f"{one}s", middles, counts))
         x, y, caption = f"{found['unit']} of a {one}", "lines" if one == "line" else "rows", ". ".join(self.lines())
-        return [*plots, Lines(x, y, lines, points=True, title="Lengths", caption=caption)]
+        return [*plots, LinePlot(x, y, lines, points=True, title="Lengths", caption=caption)]
 
 
 class ImageLook:

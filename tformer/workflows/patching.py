@@ -8,8 +8,8 @@ from typing import Any
 from tformer.decoding.inference import inference
 from tformer.inside.answers import CLASSIFIERS, answer_id, answer_text
 from tformer.inside.options import ANSWERING_HEADS, MAX_EXAMPLES, PatchOptions, ReadOptions, data_of
-from tformer.inside.patching import AblationReport, PatchReport, Question, ablations, answers, patch
-from tformer.inside.reading import Reading, read_options
+from tformer.inside.patching import AblationReport, PatchingExample, PatchReport, ablations, answers, patch
+from tformer.inside.reading import ModelInputs, read_options
 from tformer.loading import Loaded
 from tformer.support.errors import InputError, require_finite
 from tformer.tasks.base import require_finite_loss
@@ -53,7 +53,7 @@ def patch_prompts(loaded: Loaded, options: PatchOptions, work: Work) -> PatchRep
             hint="name the answers with --answer and --wrong, or measure --metric probability",
         )
     several = getattr(loaded.model.heads[head], "label_kind", None) == "labels"
-    question = Question(inputs[0], inputs[1], at, answer, wrong, metric, several)
+    question = PatchingExample(inputs[0], inputs[1], at, answer, wrong, metric, several)
     with work.part("patching", unit="layers") as part:
         maps, first, second = patch(
             loaded.model,
@@ -84,7 +84,7 @@ def head_of(loaded: Loaded) -> str:
     return head
 
 
-def _reading(loaded: Loaded, prompt: ReadOptions, head: str) -> tuple[Loaded, Reading]:
+def _reading(loaded: Loaded, prompt: ReadOptions, head: str) -> tuple[Loaded, ModelInputs]:
     """`read_options` of a prompt; a translator's decoder reads its start token and the given target."""
     if loaded.recipe.model.patches is None and prompt.image is not None:
         raise InputError(f"--clean-image: {loaded.path} reads text, not images", hint="give --clean TEXT")

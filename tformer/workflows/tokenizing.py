@@ -21,7 +21,7 @@ Side = Literal["source", "target"]
 
 
 @dataclass(frozen=True)
-class Subject:
+class NamedTokenizer:
     """A tokenizer with the reading of its model, and the path it came from."""
 
     name: str
@@ -33,7 +33,7 @@ class Subject:
         return self.reader.tokenizer
 
 
-def open_subject(path: Path | None, *, checkpoint: str = "best", side: Side | None = None) -> Subject:
+def open_subject(path: Path | None, *, checkpoint: str = "best", side: Side | None = None) -> NamedTokenizer:
     """The tokenizer at a path: a tokenizer.json, a run, a checkpoint, or a Hugging Face folder. No weights are read.
 
     path: None is the newest run. side: of an encoder-decoder; by default the source, or the only one.
@@ -42,7 +42,7 @@ def open_subject(path: Path | None, *, checkpoint: str = "best", side: Side | No
     """
     if path is not None and path.is_file():
         _require_no_side(path, side)
-        return Subject(str(path), TextReader.of_tokenizer(Tokenizer.load(path)))
+        return NamedTokenizer(str(path), TextReader.of_tokenizer(Tokenizer.load(path)))
     # Reading runs needs torch, which takes a second to load.
     from tformer.checkpoint.read import read_checkpoint
     from tformer.checkpoint.resolve import newest_checkpoint, resolve_checkpoint
@@ -63,7 +63,7 @@ def _require_no_side(path: Path, side: Side | None) -> None:
         )
 
 
-def _of_folder(folder: Path) -> Subject:
+def _of_folder(folder: Path) -> NamedTokenizer:
     from tformer.interop.read_model import read_config
     from tformer.interop.tokenizer_config import read_tokenizer_config
     from tformer.interop.tokenizer_files import read_tokenizer
@@ -80,10 +80,10 @@ def _of_folder(folder: Path) -> Subject:
         max_length=int(longest) if isinstance(longest, int) and 0 < longest < UNLIMITED else None,
         padding_side="left" if options.get("padding_side") == "left" else "right",
     )
-    return Subject(str(folder), reader, found.notes)
+    return NamedTokenizer(str(folder), reader, found.notes)
 
 
-def _of_checkpoint(checkpoint: Checkpoint, name: str, side: Side | None) -> Subject:
+def _of_checkpoint(checkpoint: Checkpoint, name: str, side: Side | None) -> NamedTokenizer:
     from tformer.loading import load_tokenizers, target_reader, text_reader
 
     recipe = checkpoint.recipe
@@ -93,14 +93,14 @@ def _of_checkpoint(checkpoint: Checkpoint, name: str, side: Side | None) -> Subj
     assert source is not None
     if side == "target":
         reads = f"{name}: the decoder reads every id but the last and predicts every id but the first"
-        return Subject(f"{name} (target)", target_reader(recipe, target or source), (reads,))
+        return NamedTokenizer(f"{name} (target)", target_reader(recipe, target or source), (reads,))
     if side == "source" and not recipe.model.is_encoder_decoder:
         raise InputError(f"--side source: {name} is not an encoder-decoder", hint="leave --side out")
     if not recipe.model.is_encoder_decoder:
-        return Subject(name, text_reader(recipe, source))
+        return NamedTokenizer(name, text_reader(recipe, source))
     vocabulary = "another vocabulary" if target is not None else "the same vocabulary"
     note = f"{name}: this is the source's reading; the target has {vocabulary} and another template (--side target)"
-    return Subject(f"{name} (source)", text_reader(recipe, source), () if side else (note,))
+    return NamedTokenizer(f"{name} (source)", text_reader(recipe, source), () if side else (note,))
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, dict[str, Any]]:
     return found
 
 
-def described(subject: Subject) -> dict[str, Any]:
+def described(subject: NamedTokenizer) -> dict[str, Any]:
     """The facts of a tokenizer and of its model's reading, as JSON data."""
     reader, tokenizer = subject.reader, subject.tokenizer
     pair = None if reader.pair is None else template_of(reader.pair(tokenizer), tokenizer, pair=True)
@@ -149,7 +149,7 @@ def described(subject: Subject) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Reading:
+class TokenizedText:
     """One text, or a pair, and its tokens."""
 
     texts: tuple[str, ...]
@@ -204,7 +204,7 @@ class Totals:
         self._unk, self._seen = tokenizer.special.unk, set[int]()
         self.texts = self.bytes = self.tokens = self.unknown = 0
 
-    def add(self, reading: Reading) -> None:
+    def add(self, reading: TokenizedText) -> None:
         """Count a text or a pair; cut tokens count by their number only."""
         encoded = reading.encoded
         ids = [token for token, span in zip(encoded.ids, encoded.spans, strict=True) if span is not None]
@@ -221,7 +221,7 @@ class Totals:
         return {**counted, "bytes_per_token": rate, "unknown": self.unknown, "distinct": len(self._seen)}
 
 
-def full_document(subject: Subject, readings: Sequence[Reading]) -> dict[str, Any]:
+def full_document(subject: NamedTokenizer, readings: Sequence[TokenizedText]) -> dict[str, Any]:
     """A tokenizer, its sums, every token of every text, and the padded batch, as JSON data."""
     totals = Totals(subject.tokenizer)
     for reading in readings:
@@ -235,7 +235,7 @@ def full_document(subject: Subject, readings: Sequence[Reading]) -> dict[str, An
     }
 
 
-def decoded_document(subject: Subject, ids: Sequence[int]) -> dict[str, Any]:
+def decoded_document(subject: NamedTokenizer, ids: Sequence[int]) -> dict[str, Any]:
     """Given ids as pieces and as text. Raises InputError for an id that the vocabulary lacks."""
     tokenizer = subject.tokenizer
     try:

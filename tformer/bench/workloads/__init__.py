@@ -1,4 +1,4 @@
-"""Workloads of `tformer bench`: what every contender gets (`Task`), what a round costs, and what a workload defines."""
+"""Workloads of `tformer bench`: what a contender gets (`BenchTask`), what a round costs, what a workload defines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OURS = "tformer"
 
 
 @dataclass(frozen=True)
-class Task:
+class BenchTask:
     """One workload at one batch size.
 
     Attributes:
@@ -84,7 +84,7 @@ class Contender(ABC):
 
     name = OURS
 
-    def __init__(self, task: Task, precision: str) -> None:
+    def __init__(self, task: BenchTask, precision: str) -> None:
         self.task, self.precision, self.device = task, precision, task.device
 
     @abstractmethod
@@ -129,17 +129,17 @@ class Workload(Contender):
 
     @staticmethod
     @abstractmethod
-    def check(task: Task) -> None:
+    def check(task: BenchTask) -> None:
         """Raise InputError, before anything is measured, for a model that cannot do the work at these sizes."""
 
     @staticmethod
     @abstractmethod
-    def cost(task: Task, precision: str) -> Cost:
+    def cost(task: BenchTask, precision: str) -> Cost:
         """The cost of one round with weights and activations in `precision`."""
 
     @staticmethod
     @abstractmethod
-    def product(task: Task) -> tuple[int, int, int]:
+    def product(task: BenchTask) -> tuple[int, int, int]:
         """(rows, inner, columns) of the matrix product measured as the ceiling."""
 
 

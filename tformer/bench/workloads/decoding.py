@@ -7,7 +7,7 @@ from math import ceil
 
 import torch
 
-from tformer.bench.workloads import SEED, Cost, Task, Workload, synchronize
+from tformer.bench.workloads import SEED, BenchTask, Cost, Workload, synchronize
 from tformer.bench.workloads.train import SPECIAL, random_ids
 from tformer.build import layer_sizes
 from tformer.cost.flops import HEADS, attention_flops, product_flops, product_shape
@@ -43,7 +43,7 @@ ROWS = 4096  # of the product measured as the ceiling; with few rows memory woul
 TARGET = decoder_tokens(SPECIAL)
 
 
-def inference_model(task: Task, precision: str, *, rows: int | None = None) -> Transformer:
+def inference_model(task: BenchTask, precision: str, *, rows: int | None = None) -> Transformer:
     """Our model in evaluation mode, with random weights in the number format that the command would choose.
 
     Args:
@@ -98,11 +98,11 @@ class Decoding(Workload):
     """Base of generation and translation: --compile compiles the steps, and the ceiling is a product of many rows."""
 
     @staticmethod
-    def product(task: Task) -> tuple[int, int, int]:
+    def product(task: BenchTask) -> tuple[int, int, int]:
         return (ROWS, *product_shape(task.recipe, task.length)[1:])
 
     @staticmethod
-    def check_compiled_steps(task: Task) -> None:
+    def check_compiled_steps(task: BenchTask) -> None:
         """Raise InputError where --compile is given and decoding steps cannot be compiled."""
         if not task.compile:
             return
@@ -119,7 +119,7 @@ class Decoding(Workload):
         return model
 
 
-class Generation(Decoding):
+class GenerationWorkload(Decoding):
     """Greedy decoding of one batch by `decoding.generate`, always the same number of tokens; no text is made."""
 
     step, batch_sizes = "token", (1,)
@@ -129,7 +129,7 @@ class Generation(Decoding):
         return PROMPT_LENGTH
 
     @staticmethod
-    def check(task: Task) -> None:
+    def check(task: BenchTask) -> None:
         """Refuses a model that is not decoder-only, or reads too few positions."""
         recipe, length, new_tokens = task.recipe, task.length, task.options["new_tokens"]
         if recipe.model.decoder is None or recipe.model.encoder is not None:
@@ -146,7 +146,7 @@ class Generation(Decoding):
         Decoding.check_compiled_steps(task)
 
     @staticmethod
-    def cost(task: Task, precision: str) -> Cost:
+    def cost(task: BenchTask, precision: str) -> Cost:
         """Every step reads all matrices and the keys and values of all rows; the first step reads the prompts.
 
         The head reads one position per row and step, of a prompt the last.
@@ -176,14 +176,14 @@ class Generation(Decoding):
         return sum(len(completion.ids) for row in completions for completion in row)
 
 
-def sources_of(task: Task) -> list[list[list[int]]]:
+def sources_of(task: BenchTask) -> list[list[list[int]]]:
     """Ids of every source of a round, in batches: `sentences` of them, rounded up to whole batches."""
     count = task.batch_size * ceil(task.options["sentences"] / task.batch_size)
     ids: list[list[int]] = random_ids(task, count, task.length).tolist()
     return [ids[start : start + task.batch_size] for start in range(0, count, task.batch_size)]
 
 
-class Translation(Decoding):
+class TranslationWorkload(Decoding):
     """Beam search as `Translator` runs it; every hypothesis gets the same length.
 
     The end of sequence is suppressed until the last token, so that all libraries write as many tokens.
@@ -197,7 +197,7 @@ class Translation(Decoding):
         return SOURCE_LENGTH
 
     @staticmethod
-    def check(task: Task) -> None:
+    def check(task: BenchTask) -> None:
         """Refuses a model that is no encoder-decoder, and sizes that do not fit it."""
         model, beam, new_tokens = task.recipe.model, task.options["beam_size"], task.options["new_tokens"]
         if model.encoder is None or model.decoder is None:
@@ -217,7 +217,7 @@ class Translation(Decoding):
         Decoding.check_compiled_steps(task)
 
     @staticmethod
-    def cost(task: Task, precision: str) -> Cost:
+    def cost(task: BenchTask, precision: str) -> Cost:
         """Sources are read once, targets token by token in every hypothesis.
 
         Each step reads the decoder's matrices and the keys and values of every source and of every hypothesis so far

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tformer.bench.workloads import SEED, Cost, Task, Workload, synchronize
+from tformer.bench.workloads import SEED, BenchTask, Cost, Workload, synchronize
 from tformer.cost.flops import example_flops, product_shape
 from tformer.cost.memory import training_memory
 from tformer.data.batching.batch import Batch
@@ -31,18 +31,18 @@ SPECIAL = SpecialIds(pad=0, bos=1, eos=2, unk=3, cls=1, sep=2, mask=4)
 FIRST_WORD = 5  # ids from here on stand for words
 NUM_BATCHES = 4  # different batches, used in turn
 
-Draw = Callable[[np.random.Generator, Task], Any]
+Draw = Callable[[np.random.Generator, BenchTask], Any]
 
 
-def _windows(rng: np.random.Generator, task: Task) -> np.ndarray:
+def _windows(rng: np.random.Generator, task: BenchTask) -> np.ndarray:
     return rng.integers(0, task.vocab_size, (task.batch_size, task.length + 1))
 
 
-def _texts(rng: np.random.Generator, task: Task) -> list[Example]:
+def _texts(rng: np.random.Generator, task: BenchTask) -> list[Example]:
     return [Example(ids, label=0) for ids in rng.integers(FIRST_WORD, task.vocab_size, (task.batch_size, task.length))]
 
 
-def _pairs(rng: np.random.Generator, task: Task) -> list[PairExample]:
+def _pairs(rng: np.random.Generator, task: BenchTask) -> list[PairExample]:
     ids = rng.integers(FIRST_WORD, task.vocab_size, (task.batch_size, 2, task.length))
     return [PairExample(source, target) for source, target in ids]
 
@@ -51,7 +51,7 @@ SAMPLES: dict[str, Draw] = {"text": _windows, "masked_text": _texts, "labelled":
 """What one batch is collated from, by the objective's kind of data."""
 
 
-def objective_context(task: Task) -> ObjectiveContext:
+def objective_context(task: BenchTask) -> ObjectiveContext:
     """The objective's context for random ids: 0 to 4 are special tokens, except in causal models."""
     model = task.recipe.model
     both = model.encoder is not None and model.decoder is not None
@@ -71,12 +71,12 @@ def _has_random_data(objective: type[Objective]) -> bool:
     return objective.data in SAMPLES and has_labels and not makes_targets and not objective.needs_generator
 
 
-def _needs_special_ids(task: Task) -> bool:
+def _needs_special_ids(task: BenchTask) -> bool:
     """Whether an objective reads other data than windows of plain text."""
     return any(options.objective.data != "text" for options in task.recipe.objectives)
 
 
-def random_ids(task: Task, rows: int, length: int) -> np.ndarray:
+def random_ids(task: BenchTask, rows: int, length: int) -> np.ndarray:
     """int64 [rows, length] ids of words."""
     first = FIRST_WORD if task.vocab_size > 2 * FIRST_WORD else 0
     return np.random.default_rng(SEED).integers(first, task.vocab_size, (rows, length))
@@ -105,7 +105,7 @@ NEVER = 10**9
 BYTES_PER_PARAMETER = 16  # a step reads weight, gradient and both of Adam's moments once, in fp32
 
 
-def measured_recipe(task: Task) -> Recipe:
+def measured_recipe(task: BenchTask) -> Recipe:
     """The task's recipe without validation, saving and averages of weights."""
     pauses: dict[str, Any] = dict.fromkeys(("max_steps", "eval_every", "save_every"), NEVER)
     left_out = dict.fromkeys(("save_every_minutes", "ema_decay"))
@@ -118,7 +118,7 @@ class TrainingSteps(Workload):
     step, batch_sizes = "optimizer step", (16,)
 
     @staticmethod
-    def check(task: Task) -> None:
+    def check(task: BenchTask) -> None:
         """Refuses an objective without random data here, and a vocabulary of special tokens alone."""
         for options in task.recipe.objectives:
             if not _has_random_data(options.objective):
@@ -127,7 +127,7 @@ class TrainingSteps(Workload):
             raise InputError(f"model.vocab_size: found {task.vocab_size}, expected more than {FIRST_WORD}")
 
     @staticmethod
-    def cost(task: Task, precision: str) -> Cost:
+    def cost(task: BenchTask, precision: str) -> Cost:
         """Forward and backward as training logs them: a head counts for positions with a label only.
 
         A step reads the state of training once.
@@ -151,7 +151,7 @@ class TrainingSteps(Workload):
         )
 
     @staticmethod
-    def product(task: Task) -> tuple[int, int, int]:
+    def product(task: BenchTask) -> tuple[int, int, int]:
         """The feed-forward product of a whole batch."""
         training = task.recipe.training.model_copy(update={"batch_size": task.batch_size, "batch_tokens": None})
         return product_shape(task.recipe.model_copy(update={"training": training}), task.length)

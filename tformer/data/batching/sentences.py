@@ -30,7 +30,7 @@ from tformer.data.permutation import derive_key, permute, span_of
 from tformer.data.shards.corpus import Example
 from tformer.data.shards.template import fitting_sizes, pair_template, text_room
 from tformer.data.shards.token_files import DOCUMENT_END, in_batches
-from tformer.data.sources.files import Piece, total_bytes
+from tformer.data.sources.files import DocumentChunk, total_bytes
 from tformer.data.sources.text import TextSource
 from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
@@ -60,7 +60,7 @@ def split_sentences(line: str) -> list[str]:
     return [text for part in _BOUNDARY.split(line) if (text := part.strip())]
 
 
-def sentences_of(pieces: Iterable[Piece]) -> Iterator[Sentence]:
+def sentences_of(pieces: Iterable[DocumentChunk]) -> Iterator[Sentence]:
     """Every sentence of the documents, in order; a blank line ends a paragraph."""
     rest, new_paragraph, new_document = "", True, True
     for piece in pieces:

@@ -22,7 +22,7 @@ from queue import SimpleQueue
 import numpy as np
 
 from tformer.data.shards.token_files import token_dtype
-from tformer.data.sources.files import Piece
+from tformer.data.sources.files import DocumentChunk
 from tformer.support.errors import InputError, OutOfMemoryError, TformerError
 from tformer.support.processes import available_cores, end_with_parent
 from tformer.tokenizer import Tokenizer
@@ -33,12 +33,12 @@ AHEAD = 2  # batches of a worker: one that it encodes, and the next
 ENCODED_AT_ONCE = 1 << 17  # characters, which take 100 to 300 bytes each
 THREADS = "TOKENIZERS_PARALLELISM"  # read by the tokenizers library at each batch
 
-Encoded = tuple[list[Piece], np.ndarray, np.ndarray]
+Encoded = tuple[list[DocumentChunk], np.ndarray, np.ndarray]
 """A batch of pieces, the ids of all of them, and the number of ids of each."""
 
 
 def encoded_batches(
-    batches: Iterator[list[Piece]], tokenizer: Tokenizer, *, workers: int | None = None
+    batches: Iterator[list[DocumentChunk]], tokenizer: Tokenizer, *, workers: int | None = None
 ) -> Iterator[Encoded]:
     """The batches with their ids, in order.
 
@@ -62,7 +62,7 @@ def encoded_batches(
     else:
         with ExitStack() as stack:
             processes = [stack.enter_context(closing(_Worker(tokenizer))) for _ in range(count)]
-            waiting: deque[tuple[list[Piece], _Worker]] = deque()
+            waiting: deque[tuple[list[DocumentChunk], _Worker]] = deque()
             for number, batch in enumerate(batches):
                 if len(waiting) == AHEAD * count:
                     done, worker = waiting.popleft()

@@ -31,7 +31,7 @@ from tformer.data.shards.token_files import (
     storage_error,
     token_dtype,
 )
-from tformer.data.sources.files import Piece
+from tformer.data.sources.files import DocumentChunk
 from tformer.data.sources.text import TextSource
 from tformer.support import __version__, files
 from tformer.support.errors import InputError
@@ -102,7 +102,7 @@ def write_entry(folder: Path, source: TextSource, tokenizer: Tokenizer, work: Wo
     """
     total, task = source.size_bytes(), f"tokenizing {source.name}"
 
-    def batches() -> Iterator[list[Piece]]:
+    def batches() -> Iterator[list[DocumentChunk]]:
         chunks = safe_chunks(source.documents())
         return in_batches(chunks, lambda chunk: len(chunk.text) + 1, task=task, work=work)
 
@@ -127,7 +127,7 @@ def write_entry(folder: Path, source: TextSource, tokenizer: Tokenizer, work: Wo
         entry.finish()
 
 
-def _text_of(chunks: list[Piece]) -> bytes:
+def _text_of(chunks: list[DocumentChunk]) -> bytes:
     """The text of some chunks as bytes to hash: UTF-8, with a byte that UTF-8 never has after each document."""
     return b"".join(chunk.text.encode() + (DOCUMENT_END if chunk.ends_document else b"") for chunk in chunks)
 
@@ -170,7 +170,7 @@ class EntryWriter:
         """The ids before each document."""
         return as_token_ids(np.array(self.tokenizer.opening, dtype=np.int64), self.tokenizer)
 
-    def add(self, chunks: list[Piece], ids: np.ndarray, lengths: np.ndarray) -> None:
+    def add(self, chunks: list[DocumentChunk], ids: np.ndarray, lengths: np.ndarray) -> None:
         """Write a batch: its chunks, the ids of all of them, and the number of ids of each."""
         done = self.written
         parts: list[np.ndarray] = []

@@ -86,7 +86,7 @@ def tokenize_questions(
 
     def examples(row: QuestionRow) -> Iterator[Made]:
         question = tokenizer.encode(row.text)[: min(options.max_question, room // 2)]
-        found, spans = encode(row.text2 or "")
+        context_ids, spans = encode(row.text2 or "")
         offsets_P2 = np.array(spans, dtype=np.int64).reshape(-1, 2)
         size = room - len(question)
         head = [*template.prefix, *question, *template.middle]
@@ -95,18 +95,18 @@ def tokenize_questions(
             text, start = row.answers[0]
             first = int(np.searchsorted(offsets_P2[:, 1], start, side="right"))
             last = int(np.searchsorted(offsets_P2[:, 0], start + len(text), side="left")) - 1
-        for part in windows(len(found), size, shared=min(options.stride, size // 2)):
-            ids = [*head, *found[part], *template.suffix]
+        for window in windows(len(context_ids), size, shared=min(options.stride, size // 2)):
+            ids = [*head, *context_ids[window], *template.suffix]
             types = [*template.prefix_types, *[0] * len(question), *template.middle_types]
-            types += [*[template.second_type] * len(found[part]), *template.suffix_types]
+            types += [*[template.second_type] * len(context_ids[window]), *template.suffix_types]
             marks = np.full(len(ids), UNMARKED, dtype=np.int64)
-            marks[0] = marks[len(head) : len(head) + len(found[part])] = 0
-            if part.start <= first <= last < part.stop:
-                marks[len(head) + first - part.start] += 1
-                marks[len(head) + last - part.start] += 2
+            marks[0] = marks[len(head) : len(head) + len(context_ids[window])] = 0
+            if window.start <= first <= last < window.stop:
+                marks[len(head) + first - window.start] += 1
+                marks[len(head) + last - window.start] += 2
             else:
                 marks[0] = 3
-            yield ids, types if token_types else None, replace(row, offsets=offsets_P2[part], marks=marks)
+            yield ids, types if token_types else None, replace(row, offsets=offsets_P2[window], marks=marks)
 
     key = f"{options.stride} {options.max_question}"
     return join_windows(sources, examples, tokenizer, seq_len=seq_len, key=key, work=work)

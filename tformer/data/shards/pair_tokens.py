@@ -176,22 +176,25 @@ def source_hashes(texts: Iterable[bytes]) -> np.ndarray:
     return np.frombuffer(b"".join(digests), dtype=">u8")
 
 
-def join_pairs(parts: Sequence[PairTokens]) -> PairTokens:
+def join_pairs(sets: Sequence[PairTokens]) -> PairTokens:
     """Join sets with the same tokenizers in order; tasks with the same name become one task."""
-    if len(parts) == 1:
-        return parts[0]
-    tasks = tuple(dict.fromkeys(task for part in parts for task in part.tasks))
+    if len(sets) == 1:
+        return sets[0]
+    tasks = tuple(dict.fromkeys(task for pairs in sets for task in pairs.tasks))
     return PairTokens(
-        name=", ".join(dict.fromkeys(part.name for part in parts)),
-        fingerprint=hashlib.sha256(" ".join(part.fingerprint for part in parts).encode()).hexdigest(),
-        seq_len=max(part.seq_len for part in parts),
-        target_seq_len=max(part.target_seq_len for part in parts),
+        name=", ".join(dict.fromkeys(pairs.name for pairs in sets)),
+        fingerprint=hashlib.sha256(" ".join(pairs.fingerprint for pairs in sets).encode()).hexdigest(),
+        seq_len=max(pairs.seq_len for pairs in sets),
+        target_seq_len=max(pairs.target_seq_len for pairs in sets),
         tasks=tasks,
-        notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
-        sources=SideTokens.join([part.sources for part in parts]),
-        targets=SideTokens.join([part.targets for part in parts]),
+        notes=tuple(dict.fromkeys(note for pairs in sets for note in pairs.notes)),
+        sources=SideTokens.join([pairs.sources for pairs in sets]),
+        targets=SideTokens.join([pairs.targets for pairs in sets]),
         task_numbers=np.concatenate(
-            [np.array([tasks.index(task) for task in part.tasks], dtype=np.int64)[part.task_numbers] for part in parts]
+            [
+                np.array([tasks.index(task) for task in pairs.tasks], dtype=np.int64)[pairs.task_numbers]
+                for pairs in sets
+            ]
         ),
     )
 

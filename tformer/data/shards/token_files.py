@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tformer.data.sources.files import Piece
+from tformer.data.sources.files import DocumentChunk
 from tformer.support import files
 from tformer.support.errors import InputError, StorageError, cannot_write
 from tformer.tokenizer.pieces import BATCH_CHARACTERS, batches_of, find_cut
@@ -191,7 +191,7 @@ def storage_error(path: Path, error: OSError, *, needed: int | None = None) -> S
 # -- chunks ------------------------------------------------------------------------------------------------------------
 
 
-def safe_chunks(pieces: Iterable[Piece]) -> Iterator[Piece]:
+def safe_chunks(pieces: Iterable[DocumentChunk]) -> Iterator[DocumentChunk]:
     """The same documents in chunks, of at most `CHUNK_CHARACTERS` where safe places are that close."""
     parts: list[str] = []
     length = 0
@@ -205,11 +205,11 @@ def safe_chunks(pieces: Iterable[Piece]) -> Iterator[Piece]:
             cut = find_cut(buffer, start, size=CHUNK_CHARACTERS, limit=CHUNK_LIMIT)
             if cut == len(buffer):
                 break
-            yield Piece(buffer[start:cut], False)
+            yield DocumentChunk(buffer[start:cut], False)
             start = cut
         rest = buffer[start:]
         if piece.ends_document:
-            yield Piece(rest, True)
+            yield DocumentChunk(rest, True)
             rest = ""
         parts, length = [rest], len(rest)
 

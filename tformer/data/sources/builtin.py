@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from tformer.data.permutation import derive_key
-from tformer.data.sources.files import Piece, cut_pieces
+from tformer.data.sources.files import DocumentChunk, cut_pieces
 from tformer.data.sources.tables import LabelledRow, PairRow, TaggedRow
 from tformer.support.errors import InputError, did_you_mean
 
@@ -361,7 +361,7 @@ class Builtin:
                 case _:
                     yield item
 
-    def documents(self) -> Iterator[Piece]:
+    def documents(self) -> Iterator[DocumentChunk]:
         """The pieces of every document."""
         for text in self.texts():
             yield from cut_pieces(text)

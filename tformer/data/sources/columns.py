@@ -118,7 +118,7 @@ def require_single(names: Sequence[str], column: str, *, name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Head:
+class TableHead:
     """The beginning of a table: names of columns, if any, and its first rows as text of equal width."""
 
     file: str
@@ -207,7 +207,7 @@ class Layout(ABC):
         """Whether a first row without a named column holds names."""
 
     @abstractmethod
-    def choose(self, head: Head, named: Mapping[str, str | int]) -> Chosen:
+    def choose(self, head: TableHead, named: Mapping[str, str | int]) -> Chosen:
         """Choose the columns of each role; `named` has the columns that the user named.
 
         Raises InputError for a column that is missing, ambiguous or used twice.
@@ -289,7 +289,7 @@ class LabelledLayout(Layout):
                 return True
         return False
 
-    def choose(self, head: Head, named: Mapping[str, str | int]) -> Chosen:
+    def choose(self, head: TableHead, named: Mapping[str, str | int]) -> Chosen:
         chosen: dict[str, int] = {}
         for role, column in named.items():
             if role in self.required or head.has(column):
@@ -328,7 +328,7 @@ class LabelledLayout(Layout):
             known = (*SCORES, *CLASSES) if self.numeric_label else (*CLASSES, *SCORES)
             _choose_first_known("label", known, names, chosen)
 
-    def _choose_by_content(self, head: Head, chosen: dict[str, int]) -> None:
+    def _choose_by_content(self, head: TableHead, chosen: dict[str, int]) -> None:
         """Choose the free columns if there are as many as missing roles. The label has fewer different values."""
         free = head.free(chosen.values())
         missing = [role for role in ("text", "label") if role not in chosen]
@@ -363,7 +363,7 @@ class MatchLayout(LabelledLayout):
     def keeps_blank_lines(self) -> bool:
         return False
 
-    def choose(self, head: Head, named: Mapping[str, str | int]) -> Chosen:
+    def choose(self, head: TableHead, named: Mapping[str, str | int]) -> Chosen:
         """Negatives are the columns with such a name."""
         chosen = super().choose(head, named)
         free = [number for number, name in enumerate(head.normalized_names) if NEGATIVES.fullmatch(name)]
@@ -380,7 +380,7 @@ class TextLayout(LabelledLayout):
     roles: ClassVar[tuple[str, ...]] = ("text",)
     text_names: ClassVar[frozenset[str]] = TEXT_NAMES.union(SOURCES)
 
-    def choose(self, head: Head, named: Mapping[str, str | int]) -> Chosen:
+    def choose(self, head: TableHead, named: Mapping[str, str | int]) -> Chosen:
         known = (head.normalized_names.index(name) for name in SOURCES if name in head.normalized_names)
         column = named.get("text", next(known, None))
         return {"text": super().choose(head, {})["text"] if column is None else _find_joined(head, column, "text")}
@@ -411,7 +411,7 @@ class PairLayout(Layout):
         self._choose_by_name(names, chosen)
         return len(chosen) == len(self.roles) or not UNMISTAKABLE_SIDES.isdisjoint(names)
 
-    def choose(self, head: Head, named: Mapping[str, str | int]) -> Chosen:
+    def choose(self, head: TableHead, named: Mapping[str, str | int]) -> Chosen:
         chosen = {role: _find_joined(head, column, role) for role, column in named.items()}
         if head.names is not None:
             self._choose_by_name(head.normalized_names, chosen)
@@ -444,7 +444,7 @@ class PairLayout(Layout):
             chosen.update((role, (column,)) for role, column in zip(missing, languages, strict=True))
 
 
-def _find_joined(head: Head, column: str | int, role: str) -> tuple[int, ...]:
+def _find_joined(head: TableHead, column: str | int, role: str) -> tuple[int, ...]:
     """The column of this name, or several columns that are joined by commas."""
     if isinstance(column, int) or head.has(column) or "," not in column:
         return (head.find(column, role=role),)
@@ -469,7 +469,7 @@ def is_present(column: str | int, first: Sequence[str], *, has_names: bool) -> b
     return all(part in first for part in parts)
 
 
-def id_column(head: Head, chosen: Chosen) -> int | None:
+def id_column(head: TableHead, chosen: Chosen) -> int | None:
     """The number of the first column without a role that is named `id` or like it; None: there is none."""
     names = enumerate(head.normalized_names)
     used = _flat(chosen)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tformer.data.sources.columns import LabelledLayout
-from tformer.data.sources.files import Content, Piece, Source, SourceSpec, cut_pieces, locate
+from tformer.data.sources.files import Content, DocumentChunk, Source, SourceFields, cut_pieces, locate
 from tformer.data.sources.parquet import parquet_schema
 from tformer.data.sources.reading import Reading, whole_characters
 from tformer.data.sources.tables import Table, json_object, table_format, text_value
@@ -112,7 +112,7 @@ class ConversationTable(Table):
     def columns_key(self) -> str:
         return str(self.conversations)
 
-    def documents(self) -> Iterator[Piece]:
+    def documents(self) -> Iterator[DocumentChunk]:
         """The text of each conversation, on which a tokenizer is trained."""
         for row in self.rows():
             yield from cut_pieces(row.text)
@@ -173,12 +173,12 @@ class ConversationSource(Source):
         """Every row in order. Raises InputError with file and line of a wrong row."""
         return self._items("rows")
 
-    def documents(self) -> Iterator[Piece]:
+    def documents(self) -> Iterator[DocumentChunk]:
         return self._items("documents")
 
 
 def open_conversations(
-    specs: Sequence[SourceSpec],
+    specs: Sequence[SourceFields],
     *,
     format: FormatName | None = None,
     kind: type[ConversationTable] = ConversationTable,

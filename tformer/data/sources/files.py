@@ -53,7 +53,7 @@ UTF8 = (".jsonl", ".ndjson", *PACKED)  # or no text
 # -- text --------------------------------------------------------------------------------------------------------------
 
 
-class Piece(NamedTuple):
+class DocumentChunk(NamedTuple):
     """A part of a document, and whether the document ends with it."""
 
     text: str
@@ -130,21 +130,21 @@ def _joined(parts: list[str]) -> str:
     return text
 
 
-def cut_pieces(text: str) -> Iterator[Piece]:
+def cut_pieces(text: str) -> Iterator[DocumentChunk]:
     """One whole document in pieces."""
     for start in range(0, len(text), PIECE_BYTES):
-        yield Piece(text[start : start + PIECE_BYTES], start + PIECE_BYTES >= len(text))
+        yield DocumentChunk(text[start : start + PIECE_BYTES], start + PIECE_BYTES >= len(text))
 
 
-def end_last(texts: Iterator[str]) -> Iterator[Piece]:
+def end_last(texts: Iterator[str]) -> Iterator[DocumentChunk]:
     """A stream of text as the pieces of one document."""
     previous: str | None = None
     for text in texts:
         if previous is not None:
-            yield Piece(previous, False)
+            yield DocumentChunk(previous, False)
         previous = text
     if previous is not None:
-        yield Piece(previous, True)
+        yield DocumentChunk(previous, True)
 
 
 # -- bytes -------------------------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ def file_fingerprint(path: FilePath) -> tuple[str, str]:
     return digest.hexdigest(), samples.hexdigest()
 
 
-class Facts(NamedTuple):
+class FileStat(NamedTuple):
     """Size, times and inode of a file. `changed_ns` (ctime) moves with every change, and no program sets it back."""
 
     size: int
@@ -301,7 +301,7 @@ class Facts(NamedTuple):
     inode: int
 
 
-def facts_of(path: FilePath) -> Facts | None:
+def facts_of(path: FilePath) -> FileStat | None:
     """The facts of a file; None of pipes, devices and remote files. Raises InputError for one that is not there."""
     if isinstance(path, RemoteFile):
         return None
@@ -310,7 +310,7 @@ def facts_of(path: FilePath) -> Facts | None:
     except OSError as error:
         raise unreadable(path, error) from error
     is_file = stat.S_ISREG(status.st_mode)
-    return Facts(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino) if is_file else None
+    return FileStat(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino) if is_file else None
 
 
 class FoundFile:
@@ -594,7 +594,7 @@ def _is_readable_text(path: Path) -> bool:
 # -- sources -----------------------------------------------------------------------------------------------------------
 
 
-class SourceSpec(Protocol):
+class SourceFields(Protocol):
     """The fields of an entry of `data.train` or `data.valid` that this module reads."""
 
     @property
@@ -609,7 +609,7 @@ class SourceSpec(Protocol):
     def task(self) -> str | None: ...
 
 
-class Part(Protocol):
+class SourcePart(Protocol):
     """One file of a source, two aligned files, or a built-in source."""
 
     @property
@@ -627,7 +627,7 @@ class Source:
     """
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[SourcePart, ...]
     weight: float | None = None
     notes: tuple[str, ...] = ()
 

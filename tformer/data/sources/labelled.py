@@ -19,7 +19,7 @@ import numpy as np
 from tformer.data.permutation import derive_key, permute_by_network
 from tformer.data.sources.builtin import DEFAULTS, PREFIX, find_builtin
 from tformer.data.sources.columns import WHOLE_FLOAT, Column, LabelledLayout, MatchLayout, TextLayout, is_number
-from tformer.data.sources.files import Source, SourceSpec, format_ending, locate
+from tformer.data.sources.files import Source, SourceFields, format_ending, locate
 from tformer.data.sources.reading import Reading, whole_characters
 from tformer.data.sources.tables import IN_FOLDERS, LabelledRow, Table, guessed_columns, open_tables
 from tformer.support.errors import InputError, did_you_mean
@@ -41,16 +41,16 @@ class LabelledTable(Table):
     def row(self, values: list[Any], **facts: Any) -> LabelledRow:
         if not values:
             return LabelledRow("", "" if "text2" in self.columns else None, None, **facts)
-        found, label, place = dict(zip(self.columns, values, strict=True)), None, facts["place"]
-        has_text = any(found.get(role, "").strip() for role in ("text", "text2"))
+        cells, label, place = dict(zip(self.columns, values, strict=True)), None, facts["place"]
+        has_text = any(cells.get(role, "").strip() for role in ("text", "text2"))
         if self.content.reading.drops and self.layout.needs_label and not has_text:
             raise InputError(f"{place}: the text is blank")
-        if "group" in found:
-            facts["group"] = "" if found["group"] is None else str(found["group"]).strip()
+        if "group" in cells:
+            facts["group"] = "" if cells["group"] is None else str(cells["group"]).strip()
             if not facts["group"]:
                 raise InputError(f"{place}: the group is empty", hint="give each row without one its own")
-        if "label" in found:
-            given = found["label"]
+        if "label" in cells:
+            given = cells["label"]
             if self.label_form == "decimal commas" and isinstance(given, str):
                 if "." in given:
                     raise InputError(
@@ -62,9 +62,9 @@ class LabelledTable(Table):
                 label = label.removesuffix(".0")
             if self.check_label is not None and label is not None:
                 self.check_label(label, place)
-        if "negatives" in found:
-            facts["negatives"] = tuple(text for text in found["negatives"] if text.strip())
-        return LabelledRow(found["text"], found.get("text2"), label, **facts)
+        if "negatives" in cells:
+            facts["negatives"] = tuple(text for text in cells["negatives"] if text.strip())
+        return LabelledRow(cells["text"], cells.get("text2"), label, **facts)
 
     def columns_key(self) -> str:
         roles = [role for role in self.layout.roles if role not in ("group", "negatives") or role in self.columns]
@@ -108,7 +108,7 @@ class LabelledSource(Source):
 
 
 def open_labelled(
-    specs: Sequence[SourceSpec],
+    specs: Sequence[SourceFields],
     *,
     columns: object = None,
     preferred: object = None,
@@ -185,17 +185,17 @@ def require_same_texts(found: Iterable[tuple[str, bool]]) -> None:
 
 def collect_labels(labels: Iterable[str], *, multi: bool = False, separator: str = "|") -> tuple[str, ...]:
     """All different labels in order. Raises InputError for a single class, or no label at all."""
-    found = set(labels)
+    names = set(labels)
     if multi:
-        found = {part for label in found for part in split_labels(label, separator)}
-        if not found:
+        names = {name for label in names for name in split_labels(label, separator)}
+        if not names:
             raise InputError("the training data has no label in any row")
-    elif len(found) < 2:
-        what = f"one class only, '{_short(next(iter(found)))}'" if found else "no rows"
+    elif len(names) < 2:
+        what = f"one class only, '{_short(next(iter(names)))}'" if names else "no rows"
         raise InputError(f"the training data has {what}; at least two classes are needed")
-    if all(is_number(label) and math.isfinite(float(label)) for label in found):
-        return tuple(sorted(found, key=lambda label: (float(label), label)))
-    return tuple(sorted(found))
+    if all(is_number(label) and math.isfinite(float(label)) for label in names):
+        return tuple(sorted(names, key=lambda label: (float(label), label)))
+    return tuple(sorted(names))
 
 
 def split_labels(label: str, separator: str) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tformer.data.sources.builtin import DEFAULTS, PREFIX, find_builtin
 from tformer.data.sources.columns import SOURCES, TARGETS, Column, PairLayout
-from tformer.data.sources.files import Content, Source, SourceSpec, expanded, format_ending, locate, split_lines
+from tformer.data.sources.files import Content, Source, SourceFields, expanded, format_ending, locate, split_lines
 from tformer.data.sources.reading import Reading
 from tformer.data.sources.tables import FORMATS, IN_FOLDERS, PairRow, Table, guessed_columns, open_tables
 from tformer.support.errors import InputError
@@ -100,7 +100,7 @@ class AlignedFiles:
 
 
 def open_pairs(
-    specs: Sequence[SourceSpec], *, columns: object = None, preferred: object = None, reading: Reading = Reading()
+    specs: Sequence[SourceFields], *, columns: object = None, preferred: object = None, reading: Reading = Reading()
 ) -> list[PairSource]:
     """One source per entry; without entries, the built-in pairs.
 
@@ -122,7 +122,7 @@ def shared_columns(sources: Sequence[PairSource]) -> tuple[Column, Column] | Non
     return next(iter(found)) if len(found) == 1 else None
 
 
-def _open(spec: SourceSpec, columns: object, preferred: object, reading: Reading) -> PairSource:
+def _open(spec: SourceFields, columns: object, preferred: object, reading: Reading) -> PairSource:
     given: dict[str, Any] = {"prefix": spec.prefix, "task": spec.task or "", "weight": spec.weight}
     if spec.target_path is not None:
         aligned = AlignedFiles(_open_side(spec.path, reading), _open_side(spec.target_path, reading))

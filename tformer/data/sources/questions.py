@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tformer.data.sources.files import Content, SourceSpec
+from tformer.data.sources.files import Content, SourceFields
 from tformer.data.sources.labelled import LabelledSource
 from tformer.data.sources.reading import Reading, whole_characters
 from tformer.data.sources.row_files import ending_of, open_files
@@ -38,7 +38,7 @@ class QuestionRow(LabelledRow):
     marks: Any = field(default=None, compare=False)
 
 
-def open_questions(specs: Sequence[SourceSpec], *, reading: Reading = Reading()) -> list[LabelledSource]:
+def open_questions(specs: Sequence[SourceFields], *, reading: Reading = Reading()) -> list[LabelledSource]:
     """One source per entry. Raises InputError for no entry, and for what cannot be read."""
     if not specs:
         raise InputError("questions need data: there is no built-in source", hint="give SQuAD's json with --data FILE")

@@ -22,9 +22,9 @@ from tformer.data.sources.columns import (
     ROLES,
     Chosen,
     Column,
-    Head,
     LabelForm,
     Layout,
+    TableHead,
     column_hint,
     column_name,
     id_column,
@@ -471,7 +471,7 @@ def _sniff(content: Content, lines: list[str], tabs: set[int], layout: Layout, n
     return ".csv" if len(first) > 1 and (has_names or layout.has_names([first], by_number)) else LINES
 
 
-def _head(content: Content, format: str, layout: Layout, named: Mapping[str, str | int]) -> Head:
+def _head(content: Content, format: str, layout: Layout, named: Mapping[str, str | int]) -> TableHead:
     if format == ".jsonl":
         for role, column in named.items():
             if isinstance(column, int):
@@ -481,7 +481,7 @@ def _head(content: Content, format: str, layout: Layout, named: Mapping[str, str
         rows = islice(json_objects(content, skip_wrong=True), HEAD_ROWS)
         objects = [{key: _as_text(value) for key, value in layout.flat(row).items()} for _, row in rows]
         keys = tuple(dict.fromkeys(key for row in objects for key in row))
-        return Head(content.name, keys or None, [[row.get(key, "") for key in keys] for row in objects])
+        return TableHead(content.name, keys or None, [[row.get(key, "") for key in keys] for row in objects])
     if format == ".parquet":
         names = parquet_schema(content.file).names
         values: Iterator[tuple[Any, ...]] = islice(parquet_rows(content.file, names, skip_unreadable=True), HEAD_ROWS)
@@ -489,12 +489,12 @@ def _head(content: Content, format: str, layout: Layout, named: Mapping[str, str
             objects = [layout.flat(dict(zip(names, row, strict=True))) for row in values]
             names = list(dict.fromkeys(key for row in objects for key in row))
             values = (tuple(map(row.get, names)) for row in objects)
-        return Head(content.name, tuple(names), [list(map(_as_text, row)) for row in values])
+        return TableHead(content.name, tuple(names), [list(map(_as_text, row)) for row in values])
     cells = [list(map(_as_text, row)) for _, row in islice(delimited_cells(content, format), HEAD_ROWS) if row]
     cells = [row for row in cells if len(row) == len(cells[0])]  # other widths are reported when rows are read
     if cells and layout.has_names(cells, named):
-        return Head(content.name, tuple(cells[0]), cells[1:])
-    return Head(content.name, None, cells)
+        return TableHead(content.name, tuple(cells[0]), cells[1:])
+    return TableHead(content.name, None, cells)
 
 
 def _as_text(value: Any) -> str:

@@ -18,10 +18,10 @@ from tformer.data.sources.builtin import DEFAULTS, PREFIX, find_builtin
 from tformer.data.sources.columns import Column
 from tformer.data.sources.files import (
     Content,
+    DocumentChunk,
     FoundFile,
-    Piece,
     Source,
-    SourceSpec,
+    SourceFields,
     cut_pieces,
     end_last,
     facts_of,
@@ -58,7 +58,7 @@ class TextFile:
     content: Content
     column: Column
 
-    def documents(self) -> Iterator[Piece]:
+    def documents(self) -> Iterator[DocumentChunk]:
         if self.content.path is not None and table_format(self.content.path) is not None:
             for text in text_column(self.content, self.column):
                 yield from cut_pieces(text)
@@ -125,7 +125,7 @@ class TextSource(Source):
             digest.update(f"{read} {facts}\n".encode("utf-8", "replace"))
         return digest.hexdigest()[:32]
 
-    def documents(self) -> Iterator[Piece]:
+    def documents(self) -> Iterator[DocumentChunk]:
         """Every document's pieces, in a fixed order. Raises InputError at the end if all was white space."""
         has_text = False
         for piece in self._items("documents"):
@@ -136,7 +136,7 @@ class TextSource(Source):
 
 
 def open_sources(
-    specs: Sequence[SourceSpec], *, columns: object = None, reading: Reading = Reading()
+    specs: Sequence[SourceFields], *, columns: object = None, reading: Reading = Reading()
 ) -> list[TextSource]:
     """One source per entry; without entries, the built-in text. `columns` has an attribute `text`, for tables.
 

@@ -8,7 +8,7 @@ from typing import Any
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures import bert
 from tformer.interop.architectures.parts import classes_of, head_dropout, sequence_head, stack_of, with_tasks
-from tformer.interop.architectures.table import Row
+from tformer.interop.architectures.table import ConfigKey
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both
 from tformer.recipe.model import Model
@@ -23,8 +23,8 @@ CONFIG = replace(
     BASE,
     rows=(
         *BASE.rows,
-        Row("embedding_size", "embedding.size", 128),
-        Row("num_hidden_groups", "encoder.layer_groups", 1),
+        ConfigKey("embedding_size", "embedding.size", 128),
+        ConfigKey("num_hidden_groups", "encoder.layer_groups", 1),
     ),
     expected={**BASE.expected, "inner_group_num": 1},
     ignored=("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks"),

@@ -35,7 +35,7 @@ from tformer.interop.architectures.parts import (
     stack_of,
     with_tasks,
 )
-from tformer.interop.architectures.table import ConfigTable, Row, both_stacks
+from tformer.interop.architectures.table import ConfigKey, ConfigTable, both_stacks
 from tformer.interop.config import Config
 from tformer.interop.mapping import Fixed, Link, both, link, reshaped
 from tformer.interop.weight_files import WeightFiles
@@ -100,22 +100,22 @@ def body(
 
 
 ROWS = (
-    Row("vocab_size", "vocab_size", 50265),
-    Row("max_position_embeddings", "max_seq_len", 1024),
-    Row("d_model hidden_size", "d_model", 1024),
-    Row("encoder_layers num_hidden_layers", "encoder.num_layers", 12),
-    Row("encoder_attention_heads num_attention_heads", "encoder.num_heads", 16),
-    Row("encoder_ffn_dim", "encoder.feedforward.d_ff", 4096),
-    Row("encoder_layerdrop", "encoder.layerdrop", 0.0),
-    Row("decoder_layers", "decoder.num_layers", 12),
-    Row("decoder_attention_heads", "decoder.num_heads", 16),
-    Row("decoder_ffn_dim", "decoder.feedforward.d_ff", 4096),
-    Row("decoder_layerdrop", "decoder.layerdrop", 0.0),
-    Row("activation_function", both_stacks("feedforward.activation"), "gelu"),
-    Row("dropout", f"{both_stacks('dropout')} embedding.dropout", 0.1),
-    Row("attention_dropout", both_stacks("attention_dropout"), 0.0),
-    Row("activation_dropout", both_stacks("activation_dropout"), 0.0),
-    Row("scale_embedding", "embedding.scale", False),
+    ConfigKey("vocab_size", "vocab_size", 50265),
+    ConfigKey("max_position_embeddings", "max_seq_len", 1024),
+    ConfigKey("d_model hidden_size", "d_model", 1024),
+    ConfigKey("encoder_layers num_hidden_layers", "encoder.num_layers", 12),
+    ConfigKey("encoder_attention_heads num_attention_heads", "encoder.num_heads", 16),
+    ConfigKey("encoder_ffn_dim", "encoder.feedforward.d_ff", 4096),
+    ConfigKey("encoder_layerdrop", "encoder.layerdrop", 0.0),
+    ConfigKey("decoder_layers", "decoder.num_layers", 12),
+    ConfigKey("decoder_attention_heads", "decoder.num_heads", 16),
+    ConfigKey("decoder_ffn_dim", "decoder.feedforward.d_ff", 4096),
+    ConfigKey("decoder_layerdrop", "decoder.layerdrop", 0.0),
+    ConfigKey("activation_function", both_stacks("feedforward.activation"), "gelu"),
+    ConfigKey("dropout", f"{both_stacks('dropout')} embedding.dropout", 0.1),
+    ConfigKey("attention_dropout", both_stacks("attention_dropout"), 0.0),
+    ConfigKey("activation_dropout", both_stacks("activation_dropout"), 0.0),
+    ConfigKey("scale_embedding", "embedding.scale", False),
 )
 # Keys about training and generation in older files, and about how distilled models were made.
 IGNORED = (

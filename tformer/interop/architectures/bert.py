@@ -24,26 +24,26 @@ from tformer.interop.architectures.parts import (
     stack_of,
     with_tasks,
 )
-from tformer.interop.architectures.table import ConfigTable, Row
+from tformer.interop.architectures.table import ConfigKey, ConfigTable
 from tformer.interop.config import Config
-from tformer.interop.mapping import SAME, Layout, Link, both, link
+from tformer.interop.mapping import SAME, Link, TensorLayout, both, link
 from tformer.recipe.model import Model
 from tformer.support.errors import InputError
 
 CONFIG = ConfigTable(
     rows=(
-        Row("vocab_size", "vocab_size", 30522),
-        Row("hidden_size", "d_model", 768),
-        Row("num_hidden_layers", "encoder.num_layers", 12),
-        Row("num_attention_heads", "encoder.num_heads", 12),
-        Row("intermediate_size", "encoder.feedforward.d_ff", 3072),
-        Row("max_position_embeddings", "max_seq_len", 512),
-        Row("type_vocab_size", "embedding.token_types", 2),
-        Row("hidden_act", "encoder.feedforward.activation", "gelu"),
-        Row("layer_norm_eps", "encoder.norm.eps", 1e-12),
-        Row("hidden_dropout_prob", "encoder.dropout embedding.dropout", 0.1),
-        Row("attention_probs_dropout_prob", "encoder.attention_dropout", 0.1),
-        Row("tie_word_embeddings", "tie.output", True),
+        ConfigKey("vocab_size", "vocab_size", 30522),
+        ConfigKey("hidden_size", "d_model", 768),
+        ConfigKey("num_hidden_layers", "encoder.num_layers", 12),
+        ConfigKey("num_attention_heads", "encoder.num_heads", 12),
+        ConfigKey("intermediate_size", "encoder.feedforward.d_ff", 3072),
+        ConfigKey("max_position_embeddings", "max_seq_len", 512),
+        ConfigKey("type_vocab_size", "embedding.token_types", 2),
+        ConfigKey("hidden_act", "encoder.feedforward.activation", "gelu"),
+        ConfigKey("layer_norm_eps", "encoder.norm.eps", 1e-12),
+        ConfigKey("hidden_dropout_prob", "encoder.dropout embedding.dropout", 0.1),
+        ConfigKey("attention_probs_dropout_prob", "encoder.attention_dropout", 0.1),
+        ConfigKey("tie_word_embeddings", "tie.output", True),
     ),
     fixed={
         "embedding.norm": True,
@@ -61,7 +61,7 @@ LEGACY_NAMES = ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$"
 NO_TYPES = 2
 """Rows of zeros written for a model without token types, because these classes always have them."""
 
-TWICE = Layout(join=lambda parts: parts[0], split=lambda ours: (ours, ours.clone()))
+TWICE = TensorLayout(join=lambda parts: parts[0], split=lambda ours: (ours, ours.clone()))
 """One tensor under two names; where they differ, the model computes with the first."""
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tformer.interop.architectures import bert
 from tformer.interop.architectures.parts import classes_of, stack_of, with_tasks
-from tformer.interop.architectures.table import Row
+from tformer.interop.architectures.table import ConfigKey
 from tformer.interop.config import Config
 from tformer.nn.attention.bigbird import BigBirdOptions
 from tformer.recipe.model import Model
@@ -22,8 +22,8 @@ CONFIG = replace(
     bert.CONFIG,
     rows=(
         *bert.CONFIG.rows,
-        Row("use_bias", "encoder.attention.qkv_bias", True),
-        Row("rescale_embeddings", "embedding.scale", False),
+        ConfigKey("use_bias", "encoder.attention.qkv_bias", True),
+        ConfigKey("rescale_embeddings", "embedding.scale", False),
     ),
 ).defaulting(vocab_size=50358, hidden_act="gelu_new", max_position_embeddings=4096)
 

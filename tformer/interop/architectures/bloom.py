@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.parts import decoder_links, qkv_by_group
-from tformer.interop.architectures.table import ConfigTable, Row
+from tformer.interop.architectures.table import ConfigKey, ConfigTable
 from tformer.interop.mapping import Link, both
 from tformer.recipe.model import Model
 
@@ -17,16 +17,16 @@ TRAINED_WITH = (
 
 CONFIG = ConfigTable(
     rows=(
-        Row("vocab_size", "vocab_size", 250880),
-        Row("n_embed hidden_size", "d_model", 64, written="hidden_size"),
-        Row("", "decoder.feedforward.d_ff", lambda section: 4 * section["d_model"]),
-        Row("n_layer num_hidden_layers", "decoder.num_layers", 2),
-        Row("n_head num_attention_heads", "decoder.num_heads", 8),
-        Row("seq_length", "max_seq_len", 2048),
-        Row("layer_norm_epsilon", "decoder.norm.eps", 1e-5),
-        Row("hidden_dropout", "decoder.dropout", 0.0),
-        Row("attention_dropout", "decoder.attention_dropout", 0.0),
-        Row("tie_word_embeddings", "tie.output", True),
+        ConfigKey("vocab_size", "vocab_size", 250880),
+        ConfigKey("n_embed hidden_size", "d_model", 64, written="hidden_size"),
+        ConfigKey("", "decoder.feedforward.d_ff", lambda section: 4 * section["d_model"]),
+        ConfigKey("n_layer num_hidden_layers", "decoder.num_layers", 2),
+        ConfigKey("n_head num_attention_heads", "decoder.num_heads", 8),
+        ConfigKey("seq_length", "max_seq_len", 2048),
+        ConfigKey("layer_norm_epsilon", "decoder.norm.eps", 1e-5),
+        ConfigKey("hidden_dropout", "decoder.dropout", 0.0),
+        ConfigKey("attention_dropout", "decoder.attention_dropout", 0.0),
+        ConfigKey("tie_word_embeddings", "tie.output", True),
     ),
     fixed={
         "embedding.norm": True,

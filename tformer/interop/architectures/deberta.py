@@ -21,7 +21,7 @@ from tformer.interop.architectures.parts import (
     with_tasks,
 )
 from tformer.interop.config import Config
-from tformer.interop.mapping import Layout, Link, both, link
+from tformer.interop.mapping import Link, TensorLayout, both, link
 from tformer.nn.attention.disentangled import DisentangledOptions
 from tformer.nn.classification_heads import ClassifierHeadOptions, RegressionHeadOptions
 from tformer.nn.positions.base import LearnedOptions
@@ -118,7 +118,7 @@ def links(model: Model, class_name: str) -> list[Link]:
     table = bert.encoder_links(model, class_name, names=bert.Names("deberta", layer=LAYER))
     stack = stack_of(model, "encoder")
     if kernel := _kernel(model):
-        rows = Layout(  # [out, in, kernel] on disk
+        rows = TensorLayout(  # [out, in, kernel] on disk
             join=lambda parts: parts[0].transpose(1, 2).flatten(1),
             split=lambda ours: (ours.unflatten(1, (kernel, -1)).transpose(1, 2),),
         )

@@ -11,23 +11,23 @@ from typing import Any
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.bert import LEGACY_NAMES, Names, buffers, encoder_links, refuse_odd_heads
 from tformer.interop.architectures.parts import head_dropout, sequence_head, with_tasks
-from tformer.interop.architectures.table import ConfigTable, Row
+from tformer.interop.architectures.table import ConfigKey, ConfigTable
 from tformer.interop.config import Config
 from tformer.recipe.model import Model
 
 MASKED, CLASSIFIER = "DistilBertForMaskedLM", "DistilBertForSequenceClassification"
 CONFIG = ConfigTable(
     rows=(
-        Row("vocab_size", "vocab_size", 30522),
-        Row("dim", "d_model", 768),
-        Row("n_layers", "encoder.num_layers", 6),
-        Row("n_heads", "encoder.num_heads", 12),
-        Row("hidden_dim", "encoder.feedforward.d_ff", 3072),
-        Row("activation", "encoder.feedforward.activation", "gelu"),
-        Row("dropout", "encoder.dropout embedding.dropout", 0.1),
-        Row("attention_dropout", "encoder.attention_dropout", 0.1),
-        Row("max_position_embeddings", "max_seq_len", 512),
-        Row("tie_word_embeddings", "tie.output", True),
+        ConfigKey("vocab_size", "vocab_size", 30522),
+        ConfigKey("dim", "d_model", 768),
+        ConfigKey("n_layers", "encoder.num_layers", 6),
+        ConfigKey("n_heads", "encoder.num_heads", 12),
+        ConfigKey("hidden_dim", "encoder.feedforward.d_ff", 3072),
+        ConfigKey("activation", "encoder.feedforward.activation", "gelu"),
+        ConfigKey("dropout", "encoder.dropout embedding.dropout", 0.1),
+        ConfigKey("attention_dropout", "encoder.attention_dropout", 0.1),
+        ConfigKey("max_position_embeddings", "max_seq_len", 512),
+        ConfigKey("tie_word_embeddings", "tie.output", True),
     ),
     fixed={
         "embedding.norm": True,

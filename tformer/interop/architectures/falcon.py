@@ -16,26 +16,26 @@ from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.bloom import LAYER
 from tformer.interop.architectures.llama import ROPE_NAMES, with_rope, write_rope
 from tformer.interop.architectures.parts import decoder_links, qkv_by_group, stack_of
-from tformer.interop.architectures.table import ConfigTable, Row
+from tformer.interop.architectures.table import ConfigKey, ConfigTable
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link
 from tformer.recipe.model import Model
 
 CONFIG = ConfigTable(
     rows=(
-        Row("vocab_size", "vocab_size", 65024),
-        Row("hidden_size n_embed", "d_model", 4544),
-        Row("ffn_hidden_size", "decoder.feedforward.d_ff", lambda section: 4 * section["d_model"]),
-        Row("num_hidden_layers", "decoder.num_layers", 32),
-        Row("num_attention_heads", "decoder.num_heads", 71),
-        Row("num_kv_heads", "decoder.num_kv_heads", lambda section: section["decoder"]["num_heads"]),
-        Row("activation", "decoder.feedforward.activation", "gelu"),
-        Row("max_position_embeddings", "max_seq_len", 2048),
-        Row("layer_norm_epsilon", "decoder.norm.eps", 1e-5),
-        Row("bias", "decoder.attention.qkv_bias decoder.attention.out_bias decoder.feedforward.bias", False),
-        Row("hidden_dropout", "decoder.dropout", 0.0),
-        Row("attention_dropout", "decoder.attention_dropout", 0.0),
-        Row("tie_word_embeddings", "tie.output", True),
+        ConfigKey("vocab_size", "vocab_size", 65024),
+        ConfigKey("hidden_size n_embed", "d_model", 4544),
+        ConfigKey("ffn_hidden_size", "decoder.feedforward.d_ff", lambda section: 4 * section["d_model"]),
+        ConfigKey("num_hidden_layers", "decoder.num_layers", 32),
+        ConfigKey("num_attention_heads", "decoder.num_heads", 71),
+        ConfigKey("num_kv_heads", "decoder.num_kv_heads", lambda section: section["decoder"]["num_heads"]),
+        ConfigKey("activation", "decoder.feedforward.activation", "gelu"),
+        ConfigKey("max_position_embeddings", "max_seq_len", 2048),
+        ConfigKey("layer_norm_epsilon", "decoder.norm.eps", 1e-5),
+        ConfigKey("bias", "decoder.attention.qkv_bias decoder.attention.out_bias decoder.feedforward.bias", False),
+        ConfigKey("hidden_dropout", "decoder.dropout", 0.0),
+        ConfigKey("attention_dropout", "decoder.attention_dropout", 0.0),
+        ConfigKey("tie_word_embeddings", "tie.output", True),
     ),
     fixed={
         "decoder.positions": {"kind": "alibi", "rounded": True},

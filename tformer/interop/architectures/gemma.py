@@ -21,7 +21,7 @@ from tformer.build import resolve_sizes
 from tformer.interop.architecture import Gguf
 from tformer.interop.architectures import llama
 from tformer.interop.architectures.parts import size_or_missing, stack_of
-from tformer.interop.architectures.table import ConfigTable, Row
+from tformer.interop.architectures.table import ConfigKey, ConfigTable
 from tformer.interop.config import Config
 from tformer.nn.heads import LmHeadOptions
 from tformer.recipe.model import Model, layer_sections
@@ -44,7 +44,7 @@ OF_GEMMA2 = replace(
 ).defaulting(hidden_size=2304, intermediate_size=9216, num_hidden_layers=26, num_attention_heads=8)
 OF_GEMMA3 = replace(
     OF_GEMMA2,
-    rows=(Row("rms_norm_eps", "decoder.attention.qk_norm_eps", 1e-6), *OF_GEMMA2.rows),
+    rows=(ConfigKey("rms_norm_eps", "decoder.attention.qk_norm_eps", 1e-6), *OF_GEMMA2.rows),
     fixed={**OF_GEMMA2.fixed, "decoder.attention.qk_norm": "unit_offset"},
     ignored=("hidden_act", "cache_implementation", "_sliding_window_pattern"),
 ).defaulting(vocab_size=262208, max_position_embeddings=131072)

@@ -20,9 +20,9 @@ from tformer.build import resolve_sizes
 from tformer.interop.architecture import Architecture, Gguf
 from tformer.interop.architectures.llama import windows_of, with_windows
 from tformer.interop.architectures.parts import layer_links, qkv_by_group, token_links
-from tformer.interop.architectures.table import ConfigTable, Row
+from tformer.interop.architectures.table import ConfigKey, ConfigTable
 from tformer.interop.config import Config
-from tformer.interop.mapping import TRANSPOSED, Layout, Link, both, link
+from tformer.interop.mapping import TRANSPOSED, Link, TensorLayout, both, link
 from tformer.recipe.model import Model
 from tformer.support.errors import InputError
 
@@ -35,18 +35,18 @@ OF_OTHERS = (
 
 CONFIG = ConfigTable(
     rows=(
-        Row("vocab_size", "vocab_size", 50257),
-        Row("n_positions max_position_embeddings", "max_seq_len", 1024),
-        Row("n_embd hidden_size", "d_model", 768),
-        Row("n_layer num_hidden_layers", "decoder.num_layers", 12),
-        Row("n_head num_attention_heads", "decoder.num_heads", 12),
-        Row("n_inner", "decoder.feedforward.d_ff", lambda section: 4 * section["d_model"]),
-        Row("activation_function", "decoder.feedforward.activation", "gelu_new"),
-        Row("layer_norm_epsilon", "decoder.norm.eps", 1e-5),
-        Row("resid_pdrop", "decoder.dropout", 0.1),
-        Row("attn_pdrop", "decoder.attention_dropout", 0.1),
-        Row("embd_pdrop", "embedding.dropout", 0.1),
-        Row("tie_word_embeddings", "tie.output", True),
+        ConfigKey("vocab_size", "vocab_size", 50257),
+        ConfigKey("n_positions max_position_embeddings", "max_seq_len", 1024),
+        ConfigKey("n_embd hidden_size", "d_model", 768),
+        ConfigKey("n_layer num_hidden_layers", "decoder.num_layers", 12),
+        ConfigKey("n_head num_attention_heads", "decoder.num_heads", 12),
+        ConfigKey("n_inner", "decoder.feedforward.d_ff", lambda section: 4 * section["d_model"]),
+        ConfigKey("activation_function", "decoder.feedforward.activation", "gelu_new"),
+        ConfigKey("layer_norm_epsilon", "decoder.norm.eps", 1e-5),
+        ConfigKey("resid_pdrop", "decoder.dropout", 0.1),
+        ConfigKey("attn_pdrop", "decoder.attention_dropout", 0.1),
+        ConfigKey("embd_pdrop", "embedding.dropout", 0.1),
+        ConfigKey("tie_word_embeddings", "tie.output", True),
     ),
     fixed={
         "decoder.positions.kind": "learned",
@@ -71,7 +71,7 @@ LAYOUTS = {module: TRANSPOSED for module, name in LAYER.items() if ".c_" in name
 
 
 def links(
-    model: Model, class_name: str, *, layer: Mapping[str, str] = LAYER, layouts: Mapping[str, Layout] = LAYOUTS
+    model: Model, class_name: str, *, layer: Mapping[str, str] = LAYER, layouts: Mapping[str, TensorLayout] = LAYOUTS
 ) -> list[Link]:
     return [
         *token_links(model, "transformer.wte.weight"),
@@ -153,18 +153,18 @@ GPT_BIGCODE = replace(
 
 OF_NEO = ConfigTable(
     rows=(
-        Row("vocab_size", "vocab_size", 50257),
-        Row("max_position_embeddings", "max_seq_len", 2048),
-        Row("hidden_size", "d_model", 2048),
-        Row("num_layers num_hidden_layers", "decoder.num_layers", 24),
-        Row("num_heads num_attention_heads", "decoder.num_heads", 16),
-        Row("intermediate_size", "decoder.feedforward.d_ff", lambda section: 4 * section["d_model"]),
-        Row("activation_function", "decoder.feedforward.activation", "gelu_new"),
-        Row("layer_norm_epsilon", "decoder.norm.eps", 1e-5),
-        Row("resid_dropout", "decoder.dropout", 0.0),
-        Row("attention_dropout", "decoder.attention_dropout", 0.0),
-        Row("embed_dropout", "embedding.dropout", 0.0),
-        Row("tie_word_embeddings", "tie.output", True),
+        ConfigKey("vocab_size", "vocab_size", 50257),
+        ConfigKey("max_position_embeddings", "max_seq_len", 2048),
+        ConfigKey("hidden_size", "d_model", 2048),
+        ConfigKey("num_layers num_hidden_layers", "decoder.num_layers", 24),
+        ConfigKey("num_heads num_attention_heads", "decoder.num_heads", 16),
+        ConfigKey("intermediate_size", "decoder.feedforward.d_ff", lambda section: 4 * section["d_model"]),
+        ConfigKey("activation_function", "decoder.feedforward.activation", "gelu_new"),
+        ConfigKey("layer_norm_epsilon", "decoder.norm.eps", 1e-5),
+        ConfigKey("resid_dropout", "decoder.dropout", 0.0),
+        ConfigKey("attention_dropout", "decoder.attention_dropout", 0.0),
+        ConfigKey("embed_dropout", "embedding.dropout", 0.0),
+        ConfigKey("tie_word_embeddings", "tie.output", True),
     ),
     fixed={**CONFIG.fixed, "decoder.attention": {"kind": "full", "scale": 1.0, "qkv_bias": False}},
     ignored=("attention_layers", *OF_OTHERS),  # the first follows from attention_types

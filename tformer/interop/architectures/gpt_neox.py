@@ -18,7 +18,7 @@ from tformer.interop.architecture import Architecture, Gguf
 from tformer.interop.architectures import gpt2, llama
 from tformer.interop.architectures.llama import ROPE_NAMES, with_rope, write_rope
 from tformer.interop.architectures.parts import decoder_links, qkv_by_group, stack_of
-from tformer.interop.architectures.table import ConfigTable, Row
+from tformer.interop.architectures.table import ConfigKey, ConfigTable
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link
 from tformer.nn.positions.rope import RopeOptions
@@ -26,9 +26,9 @@ from tformer.recipe.model import Model
 
 ROWS = (
     *(row for row in llama.ROWS if row.keys not in ("head_dim", "rms_norm_eps")),
-    Row("layer_norm_eps", "decoder.norm.eps", 1e-5),
+    ConfigKey("layer_norm_eps", "decoder.norm.eps", 1e-5),
 )
-QK_EPS = Row("layer_norm_eps", "decoder.norm.eps decoder.attention.qk_norm_eps", 1e-5)
+QK_EPS = ConfigKey("layer_norm_eps", "decoder.norm.eps decoder.attention.qk_norm_eps", 1e-5)
 FIXED = {"decoder.norm.place": "pre", "decoder.final_norm": True, "heads": [{"kind": "lm"}]}
 
 
@@ -45,9 +45,9 @@ def write(model: Model, class_name: str, *, table: ConfigTable, names: tuple[str
 OF_NEOX = ConfigTable(
     rows=(
         *ROWS,
-        Row("hidden_dropout", "decoder.dropout embedding.dropout", 0.0),
-        Row("attention_bias", "decoder.attention.qkv_bias decoder.attention.out_bias", True),
-        Row("use_parallel_residual", "decoder.residual", True, values={True: "parallel", False: "sequential"}),
+        ConfigKey("hidden_dropout", "decoder.dropout embedding.dropout", 0.0),
+        ConfigKey("attention_bias", "decoder.attention.qkv_bias decoder.attention.out_bias", True),
+        ConfigKey("use_parallel_residual", "decoder.residual", True, values={True: "parallel", False: "sequential"}),
     ),
     fixed=FIXED,
 ).defaulting(
@@ -143,10 +143,10 @@ OF_PHI = replace(
     OF_NEOX,
     rows=(
         *ROWS,
-        Row("num_key_value_heads", "decoder.num_kv_heads", lambda section: section["decoder"]["num_heads"]),
-        Row("resid_pdrop", "decoder.dropout", 0.0),
-        Row("embd_pdrop", "embedding.dropout", 0.0),
-        Row("qk_layernorm", "decoder.attention.qk_norm", False, values={False: False, True: "layernorm"}),
+        ConfigKey("num_key_value_heads", "decoder.num_kv_heads", lambda section: section["decoder"]["num_heads"]),
+        ConfigKey("resid_pdrop", "decoder.dropout", 0.0),
+        ConfigKey("embd_pdrop", "embedding.dropout", 0.0),
+        ConfigKey("qk_layernorm", "decoder.attention.qk_norm", False, values={False: False, True: "layernorm"}),
         QK_EPS,
     ),
     fixed=FIXED | {"decoder.residual": "parallel_one_norm", "heads": [{"kind": "lm", "bias": True}]},
@@ -186,16 +186,16 @@ PHI = Architecture(
 OF_STABLELM = ConfigTable(
     rows=(
         *ROWS,
-        Row("num_key_value_heads", "decoder.num_kv_heads", 32),
-        Row("hidden_dropout", "decoder.dropout", 0.0),
-        Row("use_qkv_bias", "decoder.attention.qkv_bias", False),
-        Row(
+        ConfigKey("num_key_value_heads", "decoder.num_kv_heads", 32),
+        ConfigKey("hidden_dropout", "decoder.dropout", 0.0),
+        ConfigKey("use_qkv_bias", "decoder.attention.qkv_bias", False),
+        ConfigKey(
             "use_parallel_residual",
             "decoder.residual",
             False,
             values={False: "sequential", True: "parallel_one_norm"},
         ),
-        Row("qk_layernorm", "decoder.attention.qk_norm", False, values={False: False, True: "groupnorm"}),
+        ConfigKey("qk_layernorm", "decoder.attention.qk_norm", False, values={False: False, True: "groupnorm"}),
         QK_EPS,
     ),
     fixed=FIXED

@@ -12,7 +12,7 @@ from typing import Any
 
 from tformer.interop.architectures import bart
 from tformer.interop.architectures.longformer import global_links, window_per_layer, with_windows
-from tformer.interop.architectures.table import Row
+from tformer.interop.architectures.table import ConfigKey
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link
 from tformer.interop.weight_files import WeightFiles
@@ -23,8 +23,8 @@ CONFIG = replace(
     CONFIG,
     rows=(
         *(row for row in CONFIG.rows if row.keys not in ("max_position_embeddings", "scale_embedding")),
-        Row("max_encoder_position_embeddings", "max_seq_len", 16384),
-        Row("max_decoder_position_embeddings", "max_target_len", 1024),
+        ConfigKey("max_encoder_position_embeddings", "max_seq_len", 16384),
+        ConfigKey("max_decoder_position_embeddings", "max_target_len", 1024),
     ),
 )
 PARTS = {"q_proj": "longformer_self_attn.query", "k_proj": "longformer_self_attn.key"}

@@ -26,7 +26,7 @@ from torch import Tensor
 from tformer.build import resolve_sizes
 from tformer.interop.architecture import Architecture, Gguf
 from tformer.interop.architectures.parts import decoder_links, size_or_missing, stack_of
-from tformer.interop.architectures.table import ConfigTable, Row
+from tformer.interop.architectures.table import ConfigKey, ConfigTable
 from tformer.interop.config import ABSENT, Config
 from tformer.interop.mapping import Link
 from tformer.nn.attention.sliding_window import SlidingWindowOptions
@@ -191,17 +191,17 @@ MISSING_WINDOW = 4096  # null means no window, a missing key this one
 MISSING_FULL_LAYERS = 28  # default number of first layers without a window
 
 ROWS = (
-    Row("vocab_size", "vocab_size", 32000),
-    Row("hidden_size", "d_model", 4096),
-    Row("intermediate_size", "decoder.feedforward.d_ff", 11008),
-    Row("num_hidden_layers", "decoder.num_layers", 32),
-    Row("num_attention_heads", "decoder.num_heads", 32),
-    Row("head_dim", "decoder.head_dim", lambda section: section["d_model"] // section["decoder"]["num_heads"]),
-    Row("hidden_act", "decoder.feedforward.activation", "silu"),
-    Row("max_position_embeddings", "max_seq_len", 2048),
-    Row("rms_norm_eps", "decoder.norm.eps", 1e-6),
-    Row("attention_dropout", "decoder.attention_dropout", 0.0),
-    Row("tie_word_embeddings", "tie.output", False),
+    ConfigKey("vocab_size", "vocab_size", 32000),
+    ConfigKey("hidden_size", "d_model", 4096),
+    ConfigKey("intermediate_size", "decoder.feedforward.d_ff", 11008),
+    ConfigKey("num_hidden_layers", "decoder.num_layers", 32),
+    ConfigKey("num_attention_heads", "decoder.num_heads", 32),
+    ConfigKey("head_dim", "decoder.head_dim", lambda section: section["d_model"] // section["decoder"]["num_heads"]),
+    ConfigKey("hidden_act", "decoder.feedforward.activation", "silu"),
+    ConfigKey("max_position_embeddings", "max_seq_len", 2048),
+    ConfigKey("rms_norm_eps", "decoder.norm.eps", 1e-6),
+    ConfigKey("attention_dropout", "decoder.attention_dropout", 0.0),
+    ConfigKey("tie_word_embeddings", "tie.output", False),
 )
 FIXED = {
     "decoder.feedforward.gated": True,
@@ -211,10 +211,10 @@ FIXED = {
     "decoder.final_norm": True,
     "heads": [{"kind": "lm"}],
 }
-BIAS = Row("attention_bias", "decoder.attention.qkv_bias decoder.attention.out_bias", False)
+BIAS = ConfigKey("attention_bias", "decoder.attention.qkv_bias decoder.attention.out_bias", False)
 
 OF_LLAMA = ConfigTable(
-    (*ROWS, BIAS, Row("mlp_bias", "decoder.feedforward.bias", False)),
+    (*ROWS, BIAS, ConfigKey("mlp_bias", "decoder.feedforward.bias", False)),
     FIXED,
     ignored=("is_llama_config", "max_sequence_length"),  # left by converters (SmolLM2, LLaMA 1), without effect
 )
@@ -222,7 +222,7 @@ OF_MISTRAL = ConfigTable(ROWS, FIXED).defaulting(intermediate_size=14336, max_po
 QWEN_SIZES = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
 OF_QWEN2 = ConfigTable(ROWS, FIXED | {"decoder.attention.qkv_bias": True}).defaulting(**QWEN_SIZES)
 OF_QWEN3 = ConfigTable(
-    (Row("rms_norm_eps", "decoder.attention.qk_norm_eps", 1e-6), *ROWS, BIAS),
+    (ConfigKey("rms_norm_eps", "decoder.attention.qk_norm_eps", 1e-6), *ROWS, BIAS),
     FIXED | {"decoder.attention.qk_norm": "learned"},
 ).defaulting(**QWEN_SIZES, head_dim=128)
 

@@ -17,7 +17,7 @@ from typing import Any
 from tformer.interop.architecture import Gguf
 from tformer.interop.architectures import llama
 from tformer.interop.architectures.parts import size_or_missing, stack_of
-from tformer.interop.architectures.table import ConfigTable, Row
+from tformer.interop.architectures.table import ConfigKey, ConfigTable
 from tformer.interop.config import Config
 from tformer.nn.heads import LmHeadOptions
 from tformer.recipe.model import Model, layer_sections
@@ -40,7 +40,7 @@ OLMO = replace(
 )
 
 OF_OLMO2 = ConfigTable(
-    (Row("rms_norm_eps", "decoder.attention.qk_norm_eps", 1e-5), *llama.ROWS, llama.BIAS),
+    (ConfigKey("rms_norm_eps", "decoder.attention.qk_norm_eps", 1e-5), *llama.ROWS, llama.BIAS),
     llama.FIXED | {"decoder.norm.place": "res_post", "decoder.attention.qk_norm": "width"},
 ).defaulting(vocab_size=50304, rms_norm_eps=1e-5)
 OUTPUT_NORMS = {"self_attention_norm": "post_attention_layernorm", "feedforward_norm": "post_feedforward_layernorm"}
@@ -54,8 +54,8 @@ OLMO2 = replace(
 )
 
 MULTIPLIERS = (
-    Row("attention_multiplier", "decoder.attention.scale", 1.0),
-    Row("residual_multiplier", "decoder.residual_multiplier", 1.0),
+    ConfigKey("attention_multiplier", "decoder.attention.scale", 1.0),
+    ConfigKey("residual_multiplier", "decoder.residual_multiplier", 1.0),
 )
 OF_GRANITE = replace(llama.OF_LLAMA, rows=(*llama.OF_LLAMA.rows, *MULTIPLIERS))
 
@@ -91,9 +91,9 @@ SIZES |= {"num_attention_heads": 24, "max_position_embeddings": 4096}
 OF_STARCODER2 = ConfigTable(
     (
         *(replace(row, keys="norm_epsilon") if row.keys == "rms_norm_eps" else row for row in llama.ROWS),
-        Row("use_bias", "decoder.attention.qkv_bias decoder.attention.out_bias decoder.feedforward.bias", True),
-        Row("residual_dropout", "decoder.dropout", 0.0),
-        Row("embedding_dropout", "embedding.dropout", 0.0),
+        ConfigKey("use_bias", "decoder.attention.qkv_bias decoder.attention.out_bias decoder.feedforward.bias", True),
+        ConfigKey("residual_dropout", "decoder.dropout", 0.0),
+        ConfigKey("embedding_dropout", "embedding.dropout", 0.0),
     ),
     llama.FIXED | {"decoder.feedforward.gated": False, "decoder.norm": {"kind": "layernorm", "place": "pre"}},
     # of the training code; the class reads none of them
@@ -113,7 +113,7 @@ STARCODER2 = replace(
 )
 
 OF_PHI3 = ConfigTable(
-    (*llama.ROWS, Row("resid_pdrop", "decoder.dropout", 0.0), Row("embd_pdrop", "embedding.dropout", 0.0)),
+    (*llama.ROWS, ConfigKey("resid_pdrop", "decoder.dropout", 0.0), ConfigKey("embd_pdrop", "embedding.dropout", 0.0)),
     llama.FIXED,
     ignored=("auto_map",),  # released folders name code that computes what the class does
 ).defaulting(

@@ -21,7 +21,7 @@ from tformer.interop.architectures.parts import (
     stack_of,
     token_head,
 )
-from tformer.interop.architectures.table import ConfigTable, Row
+from tformer.interop.architectures.table import ConfigKey, ConfigTable
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, link
 from tformer.nn.attention.sliding_window import SlidingWindowOptions
@@ -39,21 +39,21 @@ BASES = {FULL: ("global_rope_theta", 160000.0), SLIDING: ("local_rope_theta", 10
 EVERY = 3  # layers from one with full attention to the next, where neither key says which they are
 CONFIG = ConfigTable(
     rows=(
-        Row("vocab_size", "vocab_size", 50368),
-        Row("hidden_size", "d_model", 768),
-        Row("num_hidden_layers", "encoder.num_layers", 22),
-        Row("num_attention_heads", "encoder.num_heads", 12),
-        Row("intermediate_size", "encoder.feedforward.d_ff", 1152),
-        Row("max_position_embeddings", "max_seq_len", 8192),
-        Row("hidden_activation", "encoder.feedforward.activation", "gelu"),
-        Row("norm_eps", "encoder.norm.eps", 1e-5),
-        Row("norm_bias", "encoder.norm.bias", False),
-        Row("attention_bias", "encoder.attention.qkv_bias encoder.attention.out_bias", False),
-        Row("mlp_bias", "encoder.feedforward.bias", False),
-        Row("attention_dropout", "encoder.attention_dropout", 0.0),
-        Row("mlp_dropout", "encoder.activation_dropout", 0.0),
-        Row("embedding_dropout", "embedding.dropout", 0.0),
-        Row("tie_word_embeddings", "tie.output", True),
+        ConfigKey("vocab_size", "vocab_size", 50368),
+        ConfigKey("hidden_size", "d_model", 768),
+        ConfigKey("num_hidden_layers", "encoder.num_layers", 22),
+        ConfigKey("num_attention_heads", "encoder.num_heads", 12),
+        ConfigKey("intermediate_size", "encoder.feedforward.d_ff", 1152),
+        ConfigKey("max_position_embeddings", "max_seq_len", 8192),
+        ConfigKey("hidden_activation", "encoder.feedforward.activation", "gelu"),
+        ConfigKey("norm_eps", "encoder.norm.eps", 1e-5),
+        ConfigKey("norm_bias", "encoder.norm.bias", False),
+        ConfigKey("attention_bias", "encoder.attention.qkv_bias encoder.attention.out_bias", False),
+        ConfigKey("mlp_bias", "encoder.feedforward.bias", False),
+        ConfigKey("attention_dropout", "encoder.attention_dropout", 0.0),
+        ConfigKey("mlp_dropout", "encoder.activation_dropout", 0.0),
+        ConfigKey("embedding_dropout", "embedding.dropout", 0.0),
+        ConfigKey("tie_word_embeddings", "tie.output", True),
     ),
     fixed={"embedding.norm": True, "encoder.feedforward.gated": True, "encoder.final_norm": True},
     ignored=(
@@ -110,26 +110,30 @@ def read(config: Config, class_name: str) -> dict[str, Any]:
 def write(model: Model, class_name: str) -> dict[str, Any]:
     layers = layer_sections(stack_of(model, "encoder"), path="model.encoder")
     windows = [one.attention.window if isinstance(one.attention, SlidingWindowOptions) else None for one in layers]
-    kinds = [SLIDING if window else FULL for window in windows]
-    found: dict[str, Any] = {"layer_types": kinds, "local_attention": next(filter(None, windows), 128)}
+    layer_types = [SLIDING if window else FULL for window in windows]
+    config: dict[str, Any] = {"layer_types": layer_types, "local_attention": next(filter(None, windows), 128)}
     ropes = {}
-    for kind, (key, base) in BASES.items():
-        own = write_rope(layers[kinds.index(kind)]) if kind in kinds else {"rope_parameters": {"rope_theta": base}}
-        ropes[kind] = own["rope_parameters"] | {"rope_type": own["rope_parameters"].get("rope_type", "default")}
-        found[key] = ropes[kind]["rope_theta"]
-    found["rope_parameters"] = ropes
+    for layer_type, (key, base) in BASES.items():
+        own = (
+            write_rope(layers[layer_types.index(layer_type)])
+            if layer_type in layer_types
+            else {"rope_parameters": {"rope_theta": base}}
+        )
+        ropes[layer_type] = own["rope_parameters"] | {"rope_type": own["rope_parameters"].get("rope_type", "default")}
+        config[key] = ropes[layer_type]["rope_theta"]
+    config["rope_parameters"] = ropes
     for head in model.heads:
         if isinstance(head, MaskedLmHeadOptions):
-            found |= {"classifier_bias": head.dense_bias, "decoder_bias": head.bias}
+            config |= {"classifier_bias": head.dense_bias, "decoder_bias": head.bias}
         elif isinstance(head, TokenClassifierHeadOptions | SpanHeadOptions):
-            found |= {"classifier_bias": head.dense_bias, "classifier_dropout": head.dropout or 0.0}
+            config |= {"classifier_bias": head.dense_bias, "classifier_dropout": head.dropout or 0.0}
         elif isinstance(head, ClassifierHeadOptions | RegressionHeadOptions):
-            found |= {"classifier_bias": head.pooler_bias, "classifier_pooling": head.pooling}
-            found["classifier_dropout"] = head_dropout(model) or 0.0
+            config |= {"classifier_bias": head.pooler_bias, "classifier_pooling": head.pooling}
+            config["classifier_dropout"] = head_dropout(model) or 0.0
         else:
             continue
-        found["classifier_activation"] = activation_name(head.activation)
-    return CONFIG.write(model) | found
+        config["classifier_activation"] = activation_name(head.activation)
+    return CONFIG.write(model) | config
 
 
 def links(model: Model, class_name: str) -> list[Link]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.parts import decoder_links, layer_links, stack_of, token_links
-from tformer.interop.architectures.table import ConfigTable, Row
+from tformer.interop.architectures.table import ConfigKey, ConfigTable
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both, link
 from tformer.recipe.model import Model
@@ -18,21 +18,21 @@ from tformer.recipe.model import Model
 BIASED = "decoder.attention.qkv_bias decoder.attention.out_bias decoder.feedforward.bias"
 CONFIG = ConfigTable(
     rows=(
-        Row("vocab_size", "vocab_size", 50272),
-        Row("hidden_size", "d_model", 768),
-        Row("ffn_dim", "decoder.feedforward.d_ff", 3072),
-        Row("num_hidden_layers", "decoder.num_layers", 12),
-        Row("num_attention_heads", "decoder.num_heads", 12),
-        Row("max_position_embeddings", "max_seq_len", 2048),
-        Row("activation_function", "decoder.feedforward.activation", "relu"),
-        Row("enable_bias", BIASED, True),
-        Row("layer_norm_elementwise_affine", "decoder.norm.learned", True),
-        Row("dropout", "decoder.dropout", 0.1),
-        Row("attention_dropout", "decoder.attention_dropout", 0.0),
-        Row("activation_dropout", "decoder.activation_dropout", 0.0),
-        Row("layerdrop", "decoder.layerdrop", 0.0),
-        Row("do_layer_norm_before", "decoder.norm.place", True, values={True: "pre", False: "post"}),
-        Row("tie_word_embeddings", "tie.output", True),
+        ConfigKey("vocab_size", "vocab_size", 50272),
+        ConfigKey("hidden_size", "d_model", 768),
+        ConfigKey("ffn_dim", "decoder.feedforward.d_ff", 3072),
+        ConfigKey("num_hidden_layers", "decoder.num_layers", 12),
+        ConfigKey("num_attention_heads", "decoder.num_heads", 12),
+        ConfigKey("max_position_embeddings", "max_seq_len", 2048),
+        ConfigKey("activation_function", "decoder.feedforward.activation", "relu"),
+        ConfigKey("enable_bias", BIASED, True),
+        ConfigKey("layer_norm_elementwise_affine", "decoder.norm.learned", True),
+        ConfigKey("dropout", "decoder.dropout", 0.1),
+        ConfigKey("attention_dropout", "decoder.attention_dropout", 0.0),
+        ConfigKey("activation_dropout", "decoder.activation_dropout", 0.0),
+        ConfigKey("layerdrop", "decoder.layerdrop", 0.0),
+        ConfigKey("do_layer_norm_before", "decoder.norm.place", True, values={True: "pre", False: "post"}),
+        ConfigKey("tie_word_embeddings", "tie.output", True),
     ),
     fixed={
         "decoder.positions": {"kind": "learned", "offset": 2},
@@ -102,19 +102,19 @@ OPT = Architecture(
 
 OF_XGLM = ConfigTable(
     rows=(
-        Row("vocab_size", "vocab_size", 256008),
-        Row("d_model hidden_size", "d_model", 1024),
-        Row("ffn_dim", "decoder.feedforward.d_ff", 4096),
-        Row("num_layers num_hidden_layers", "decoder.num_layers", 24),
-        Row("attention_heads num_attention_heads", "decoder.num_heads", 16),
-        Row("max_position_embeddings", "max_seq_len", 2048),
-        Row("activation_function", "decoder.feedforward.activation", "gelu"),
-        Row("scale_embedding", "embedding.scale", True),
-        Row("dropout", "decoder.dropout embedding.dropout", 0.1),
-        Row("attention_dropout", "decoder.attention_dropout", 0.1),
-        Row("activation_dropout", "decoder.activation_dropout", 0.0),
-        Row("layerdrop", "decoder.layerdrop", 0.0),
-        Row("tie_word_embeddings", "tie.output", True),
+        ConfigKey("vocab_size", "vocab_size", 256008),
+        ConfigKey("d_model hidden_size", "d_model", 1024),
+        ConfigKey("ffn_dim", "decoder.feedforward.d_ff", 4096),
+        ConfigKey("num_layers num_hidden_layers", "decoder.num_layers", 24),
+        ConfigKey("attention_heads num_attention_heads", "decoder.num_heads", 16),
+        ConfigKey("max_position_embeddings", "max_seq_len", 2048),
+        ConfigKey("activation_function", "decoder.feedforward.activation", "gelu"),
+        ConfigKey("scale_embedding", "embedding.scale", True),
+        ConfigKey("dropout", "decoder.dropout embedding.dropout", 0.1),
+        ConfigKey("attention_dropout", "decoder.attention_dropout", 0.1),
+        ConfigKey("activation_dropout", "decoder.activation_dropout", 0.0),
+        ConfigKey("layerdrop", "decoder.layerdrop", 0.0),
+        ConfigKey("tie_word_embeddings", "tie.output", True),
     ),
     fixed={
         "decoder.positions": {"kind": "sinusoidal", "layout": "fairseq", "offset": 2},

@@ -83,22 +83,22 @@ def write(model: Model, class_name: str) -> dict[str, Any]:
 
 def lacks(model: Model) -> Iterator[str]:
     """`path: value` of every part of a model that the code does not compute."""
-    kinds = tuple(map(kind_in_classes, model.heads))
-    if not any(kinds == heads and _fits(model, name) for name, heads in CLASSES.items()):
+    head_kinds = tuple(map(kind_in_classes, model.heads))
+    if not any(head_kinds == heads and _fits(model, name) for name, heads in CLASSES.items()):
         named = " and ".join(head.kind for head in model.heads) or "none"
         yield f"model.heads: {named} on {' and '.join(model.stacks)}"
-    parts: list[tuple[str, object, Mapping[str, tuple[object, ...]]]] = [("", model, OF_MODEL)]
-    parts.append(("", model, {"max_target_len": (None, model.max_seq_len)}))
-    parts += [(f".heads.{number}", head, OF_HEADS) for number, head in enumerate(model.heads)]
-    parts += [(f".{side}", stack, OF_STACKS) for side, stack in model.stacks.items()]
-    for place, part, known in parts:
+    sections: list[tuple[str, object, Mapping[str, tuple[object, ...]]]] = [("", model, OF_MODEL)]
+    sections.append(("", model, {"max_target_len": (None, model.max_seq_len)}))
+    sections += [(f".heads.{number}", head, OF_HEADS) for number, head in enumerate(model.heads)]
+    sections += [(f".{side}", stack, OF_STACKS) for side, stack in model.stacks.items()]
+    for place, section, known in sections:
         for path, values in known.items():
-            found: Any = part
+            value: Any = section
             for name in path.split("."):
-                found = getattr(found, name, values[0])
-            if found not in values:
-                shown = str(found).lower() if isinstance(found, bool) else found
-                yield f"model{place}.{path}" + (f": {shown}" if isinstance(found, str | int | float) else "")
+                value = getattr(value, name, values[0])
+            if value not in values:
+                shown = str(value).lower() if isinstance(value, bool) else value
+                yield f"model{place}.{path}" + (f": {shown}" if isinstance(value, str | int | float) else "")
 
 
 def _fits(model: Model, class_name: str) -> bool:

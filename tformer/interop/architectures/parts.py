@@ -11,7 +11,7 @@ import torch
 from tformer.build import resolve_sizes
 from tformer.interop.architecture import Architecture
 from tformer.interop.config import MAX_SIZE, Config
-from tformer.interop.mapping import SAME, Layout, Link, both, grouped_rows, link, rows
+from tformer.interop.mapping import SAME, Link, TensorLayout, both, grouped_rows, link, rows
 from tformer.interop.weight_files import WeightFiles
 from tformer.recipe.model import Model, Stack, layer_sections
 from tformer.support.errors import InputError
@@ -188,7 +188,7 @@ def decoder_links(
     modules: Mapping[str, str],
     final_norm: str,
     *,
-    layouts: Mapping[str, Layout] = {},
+    layouts: Mapping[str, TensorLayout] = {},
     output: str = "lm_head",
 ) -> list[Link]:
     """Links of a decoder without a table of positions: tokens, final norm, layers, output."""
@@ -201,7 +201,7 @@ def decoder_links(
 
 
 def layer_links(
-    model: Model, side: str, path: str, modules: Mapping[str, str], layouts: Mapping[str, Layout] = {}
+    model: Model, side: str, path: str, modules: Mapping[str, str], layouts: Mapping[str, TensorLayout] = {}
 ) -> list[Link]:
     """Links of all layers of a stack. Which modules have biases or gains is read from the model section.
 
@@ -235,7 +235,7 @@ def layer_links(
     return found
 
 
-def qkv_by_group(model: Model) -> Layout:
+def qkv_by_group(model: Model) -> TensorLayout:
     """The layout of a decoder's fused q, k, v that stand group by group."""
     sizes = resolve_sizes(model, "decoder")
     return grouped_rows(groups=sizes.num_kv_heads, heads=sizes.num_heads)

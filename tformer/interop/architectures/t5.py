@@ -22,7 +22,7 @@ from tformer.interop.architectures.parts import (
     stack_of,
     token_head,
 )
-from tformer.interop.architectures.table import ConfigTable, Row, both_stacks
+from tformer.interop.architectures.table import ConfigKey, ConfigTable, both_stacks
 from tformer.interop.config import Config
 from tformer.interop.mapping import Link, both, link
 from tformer.interop.weight_files import WeightFiles
@@ -37,24 +37,24 @@ SIDES = {"encoder": 1, "decoder": 2}  # index of the feed-forward network in a l
 
 
 OF_T5 = (
-    Row("vocab_size", "vocab_size", 32128),
-    Row("n_positions", "max_seq_len", 512),
-    Row("d_model hidden_size", "d_model", 512),
-    Row("d_kv head_dim", both_stacks("head_dim"), 64),
-    Row("d_ff", both_stacks("feedforward.d_ff"), 2048),
-    Row("num_layers num_hidden_layers", both_stacks("num_layers"), 6),
-    Row("num_heads num_attention_heads", both_stacks("num_heads"), 8),
-    Row("layer_norm_epsilon", both_stacks("norm.eps"), 1e-6),
-    Row(
+    ConfigKey("vocab_size", "vocab_size", 32128),
+    ConfigKey("n_positions", "max_seq_len", 512),
+    ConfigKey("d_model hidden_size", "d_model", 512),
+    ConfigKey("d_kv head_dim", both_stacks("head_dim"), 64),
+    ConfigKey("d_ff", both_stacks("feedforward.d_ff"), 2048),
+    ConfigKey("num_layers num_hidden_layers", both_stacks("num_layers"), 6),
+    ConfigKey("num_heads num_attention_heads", both_stacks("num_heads"), 8),
+    ConfigKey("layer_norm_epsilon", both_stacks("norm.eps"), 1e-6),
+    ConfigKey(
         "dropout_rate",
         " ".join(map(both_stacks, ("dropout", "attention_dropout", "activation_dropout"))) + " embedding.dropout",
         0.1,
     ),
-    Row("tie_word_embeddings", "tie.output", True),
+    ConfigKey("tie_word_embeddings", "tie.output", True),
 )
 BUCKETS = (
-    Row("relative_attention_num_buckets", both_stacks("positions.buckets"), 32),
-    Row("relative_attention_max_distance", both_stacks("positions.max_distance"), 128),
+    ConfigKey("relative_attention_num_buckets", both_stacks("positions.buckets"), 32),
+    ConfigKey("relative_attention_max_distance", both_stacks("positions.max_distance"), 128),
 )
 FIXED = {
     f"{side}.{path}": value

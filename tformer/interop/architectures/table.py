@@ -18,7 +18,7 @@ Section = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Row:
+class ConfigKey:
     """A value of the model section and its key in config.json.
 
     keys: the names that the key may have, separated by spaces; "": no key states the value.
@@ -78,7 +78,7 @@ class ConfigTable:
     written: keys that are written besides the rows.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[ConfigKey]
     fixed: Mapping[str, Any]
     expected: Mapping[str, Any] = field(default_factory=dict)
     ignored: Sequence[str] = ()

@@ -11,7 +11,7 @@ from typing import Any
 from tformer.build import resolve_sizes
 from tformer.interop.architecture import Architecture
 from tformer.interop.architectures.parts import layer_links, pooled_links, sequence_head, stack_of
-from tformer.interop.architectures.table import ConfigTable, Row
+from tformer.interop.architectures.table import ConfigKey, ConfigTable
 from tformer.interop.config import Config
 from tformer.interop.mapping import SAME, Link, both, link, reshaped
 from tformer.recipe.model import Model
@@ -19,16 +19,16 @@ from tformer.support.errors import InputError
 
 CONFIG = ConfigTable(
     rows=(
-        Row("hidden_size", "d_model", 768),
-        Row("num_hidden_layers", "encoder.num_layers", 12),
-        Row("num_attention_heads", "encoder.num_heads", 12),
-        Row("intermediate_size", "encoder.feedforward.d_ff", 3072),
-        Row("hidden_act", "encoder.feedforward.activation", "gelu"),
-        Row("hidden_dropout_prob", "encoder.dropout embedding.dropout", 0.0),
-        Row("attention_probs_dropout_prob", "encoder.attention_dropout", 0.0),
-        Row("layer_norm_eps", "encoder.norm.eps", 1e-12),
-        Row("qkv_bias", "encoder.attention.qkv_bias", True),
-        Row("num_channels", "patches.channels", 3),
+        ConfigKey("hidden_size", "d_model", 768),
+        ConfigKey("num_hidden_layers", "encoder.num_layers", 12),
+        ConfigKey("num_attention_heads", "encoder.num_heads", 12),
+        ConfigKey("intermediate_size", "encoder.feedforward.d_ff", 3072),
+        ConfigKey("hidden_act", "encoder.feedforward.activation", "gelu"),
+        ConfigKey("hidden_dropout_prob", "encoder.dropout embedding.dropout", 0.0),
+        ConfigKey("attention_probs_dropout_prob", "encoder.attention_dropout", 0.0),
+        ConfigKey("layer_norm_eps", "encoder.norm.eps", 1e-12),
+        ConfigKey("qkv_bias", "encoder.attention.qkv_bias", True),
+        ConfigKey("num_channels", "patches.channels", 3),
     ),
     fixed={
         "encoder.positions.kind": "learned",

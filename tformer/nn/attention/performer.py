@@ -49,7 +49,7 @@ from tformer.nn.attention.mechanism import AttentionSizes, Mechanism, Projection
 from tformer.nn.attention.routes import mix_values
 from tformer.nn.cache import LayerState, Spares
 from tformer.nn.options import require, require_positive
-from tformer.nn.structured_dropout import Step
+from tformer.nn.structured_dropout import TrainingStep
 
 Kernel = Literal["softmax", "relu"]
 
@@ -319,7 +319,7 @@ class PerformerAttention(Mechanism):
         """Draw the first table. It follows from torch's seed without moving its stream; `std` is not used."""
         self._draw(torch.initial_seed())
 
-    def begin_step(self, step: Step) -> None:
+    def begin_step(self, step: TrainingStep) -> None:
         """Redraw the table every `redraw_steps` steps: the same one on every process, and after a resume."""
         if self.redraw_steps and step.number > 1 and (step.number - 1) % self.redraw_steps == 0:
             self._draw(step.seed)

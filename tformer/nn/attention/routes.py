@@ -142,7 +142,7 @@ QUERY_BLOCK = 128  # queries of a block; larger ones read more masked keys if ca
 KEPT_ELEMENTS = 2**24  # weights kept for the backward pass, 32 MiB
 
 
-class _Block(NamedTuple):
+class _QueryBlock(NamedTuple):
     """Some examples and some queries, with the keys that they read."""
 
     examples: slice
@@ -150,7 +150,7 @@ class _Block(NamedTuple):
     end: int  # keys before it are read
 
 
-def _blocks(q_BHTh: Tensor, num_keys: int, is_causal: bool) -> Iterator[_Block]:
+def _blocks(q_BHTh: Tensor, num_keys: int, is_causal: bool) -> Iterator[_QueryBlock]:
     batch, heads, num_queries, _ = q_BHTh.shape
     size = min(QUERY_BLOCK, max(16, BLOCK_ELEMENTS // (heads * num_keys)))
     for start in range(0, num_queries, size):
@@ -158,7 +158,7 @@ def _blocks(q_BHTh: Tensor, num_keys: int, is_causal: bool) -> Iterator[_Block]:
         end = stop if is_causal else num_keys
         count = max(1, BLOCK_ELEMENTS // (heads * (stop - start) * end))
         for example in range(0, batch, count):
-            yield _Block(slice(example, example + count), slice(start, stop), end)
+            yield _QueryBlock(slice(example, example + count), slice(start, stop), end)
 
 
 def _group(x_bHtx: Tensor, num_kv_heads: int) -> Tensor:
@@ -167,7 +167,7 @@ def _group(x_bHtx: Tensor, num_kv_heads: int) -> Tensor:
 
 
 def _block_weights(
-    q_BHTh: Tensor, k_BKSh: Tensor, mask: Tensor | None, is_causal: bool, scale: float, block: _Block
+    q_BHTh: Tensor, k_BKSh: Tensor, mask: Tensor | None, is_causal: bool, scale: float, block: _QueryBlock
 ) -> Tensor:
     """[b, H, t, s]"""
     examples, rows, end = block

@@ -16,7 +16,7 @@ from typing import Any
 
 from tformer.data.sources.builtin import DEFAULTS, PREFIX, find_builtin
 from tformer.data.sources.columns import column_hint
-from tformer.data.sources.files import Content, SourceSpec, split_lines
+from tformer.data.sources.files import Content, SourceFields, split_lines
 from tformer.data.sources.labelled import LabelledSource
 from tformer.data.sources.reading import Reading, whole_characters
 from tformer.data.sources.row_files import ending_of, open_files
@@ -39,7 +39,7 @@ Sentence = tuple[str, list[str], list[str]]
 
 
 def open_tagged(
-    specs: Sequence[SourceSpec], *, columns: object = None, reading: Reading = Reading()
+    specs: Sequence[SourceFields], *, columns: object = None, reading: Reading = Reading()
 ) -> list[LabelledSource]:
     """One source per entry; without entries, the built-in one. Raises InputError for what cannot be read."""
     named = {role: getattr(columns, role, None) for role in KEYS}

@@ -24,11 +24,11 @@ from matplotlib.colors import LogNorm, Normalize, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from tformer.inside.reading import Side
+from tformer.inside.reading import TokenSequence
 from tformer.support.errors import InputError, visible
 from tformer.support.formatting import TOKEN_SIGNS, fitted
 from tformer.viz.attention.scene import CAUTION, MEASURES, Scene, heading, summarize
-from tformer.viz.attention.weights import Attention, Kind, Layer
+from tformer.viz.attention.weights import AttentionMaps, Kind, Layer
 from tformer.viz.figure import colour_map, figure_bytes, style
 
 Scale = Literal["global", "row", "sqrt", "log"]
@@ -106,7 +106,7 @@ def name_tokens(axes: Axes, axis: Literal["x", "y"], names: Sequence[str], inche
     axes.tick_params(length=0)
 
 
-def names_of(side: Side) -> list[str]:
+def names_of(side: TokenSequence) -> list[str]:
     return [fitted(visible(token.translate(TOKEN_SIGNS)), NAME_LENGTH, "…") for token in side.tokens]
 
 
@@ -170,7 +170,7 @@ def draw(scene: Scene, kind: Kind, view: str, *, format_: str, scale: Scale) -> 
 # --- views -----------------------------------------------------------------------------------------------------------
 
 
-def _matrices(scene: Scene, attention: Attention, view: str, scale: Scale) -> Figure:
+def _matrices(scene: Scene, attention: AttentionMaps, view: str, scale: Scale) -> Figure:
     """The matrix of each head, or the rollout, with its tokens."""
     panels = scene.matrices(attention, view)
     if len(panels) > MAX_PANELS:
@@ -200,7 +200,7 @@ def _matrices(scene: Scene, attention: Attention, view: str, scale: Scale) -> Fi
 
 
 def _grid(
-    attention: Attention, paint: Callable[[Axes, Layer, np.ndarray], Any], scale: Scale, *, named: bool = True
+    attention: AttentionMaps, paint: Callable[[Axes, Layer, np.ndarray], Any], scale: Scale, *, named: bool = True
 ) -> Figure:
     """A grid of squares: a row for each layer, a column for each head. named: write tokens outside, if they fit."""
     columns = sorted({head for layer in attention.layers for head in layer.heads})
@@ -234,7 +234,7 @@ def _grid(
     return figure
 
 
-def _summary(attention: Attention) -> Figure:
+def _summary(attention: AttentionMaps) -> Figure:
     rows, _ = summarize(attention)
     shown = [name for name in SUMMARIZED if getattr(rows[0], name) is not None]
     layers = [layer.number for layer in attention.layers]
@@ -258,7 +258,7 @@ def _summary(attention: Attention) -> Figure:
     return figure
 
 
-def _image(scene: Scene, attention: Attention, view: str) -> Figure:
+def _image(scene: Scene, attention: AttentionMaps, view: str) -> Figure:
     """Maps over the patches, drawn on the image; of all heads, or of the rollout."""
     pixels = scene.reading.pixels
     assert pixels is not None
@@ -288,7 +288,7 @@ def _image(scene: Scene, attention: Attention, view: str) -> Figure:
     )
 
 
-def over_patches(scene: Scene, attention: Attention, matrix_TS: np.ndarray) -> np.ndarray:
+def over_patches(scene: Scene, attention: AttentionMaps, matrix_TS: np.ndarray) -> np.ndarray:
     """[rows, columns]: the class token's weights on the patches; without a class token the mean over all patches."""
     has_cls = any(attention.queries.special)
     row_S = matrix_TS[0] if has_cls else matrix_TS.mean(axis=0)

@@ -25,7 +25,7 @@ from tformer.viz.attention.scene import (
     summarize,
     too_large,
 )
-from tformer.viz.attention.weights import NAMES, Attention, Kind
+from tformer.viz.attention.weights import NAMES, AttentionMaps, Kind
 from tformer.viz.page import render_page
 
 FINEST, COARSEST = 255, 48  # steps between a weight of 0 and of 1
@@ -153,7 +153,7 @@ BODY = """\
 
 def _kind(
     scene: Scene,
-    attention: Attention,
+    attention: AttentionMaps,
     summary: tuple[list[HeadSummary], Divergences],
     blobs: dict[str, bytes],
     steps: int,

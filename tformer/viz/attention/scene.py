@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from tformer.inside.options import head_name
-from tformer.inside.reading import Inputs, Reading, read
+from tformer.inside.reading import Inputs, ModelInputs, read
 from tformer.loading import Loaded
 from tformer.support.errors import InputError, visible
 from tformer.viz.attention.weights import (
@@ -20,7 +20,7 @@ from tformer.viz.attention.weights import (
     HEURISTIC,
     KINDS,
     NAMES,
-    Attention,
+    AttentionMaps,
     Changes,
     Chosen,
     Kind,
@@ -65,7 +65,7 @@ class Divergences:
     of: int
 
 
-def summarize(attention: Attention) -> tuple[list[HeadSummary], Divergences]:
+def summarize(attention: AttentionMaps) -> tuple[list[HeadSummary], Divergences]:
     """Measures of each shown head, and the divergence between every two."""
     cross = attention.kind == "cross"
     names = [head_name(layer.number, head, cross=cross) for layer in attention.layers for head in layer.heads]
@@ -82,7 +82,7 @@ def summarize(attention: Attention) -> tuple[list[HeadSummary], Divergences]:
     return rows, divergences
 
 
-def _of_layer(attention: Attention, layer: Layer) -> list[HeadSummary]:
+def _of_layer(attention: AttentionMaps, layer: Layer) -> list[HeadSummary]:
     weights_HTS = _shares(layer)
     seen_T = layer.visible_TS.sum(axis=1)
     several_T = seen_T > 1
@@ -122,7 +122,7 @@ def _shares(layer: Layer) -> np.ndarray:
     return sizes / np.where(total > 0, total, 1)
 
 
-def divergence(attention: Attention) -> Divergences:
+def divergence(attention: AttentionMaps) -> Divergences:
     """Jensen-Shannon divergence between every two heads, the mean over queries: H((p + q) / 2) - (H(p) + H(q)) / 2."""
     queries, keys = len(attention.queries), len(attention.keys)
     count = sum(len(layer.heads) for layer in attention.layers)
@@ -166,8 +166,8 @@ class Scene:
         model: name, step and hash of the model.
     """
 
-    reading: Reading
-    attentions: dict[Kind, Attention]
+    reading: ModelInputs
+    attentions: dict[Kind, AttentionMaps]
     rollouts: dict[Kind, np.ndarray]
     model: dict[str, str | int]
     command: str = ""
@@ -181,7 +181,7 @@ class Scene:
             said.append(EFFECTIVE)
         return said
 
-    def shown(self, kind: Kind) -> Attention:
+    def shown(self, kind: Kind) -> AttentionMaps:
         """The attention of a kind after `changes`."""
         return changed(self.attentions[kind], self.changes)
 
@@ -195,7 +195,7 @@ class Scene:
             normalized=not self.has_signed_rollout(kind),
         )
 
-    def matrices(self, attention: Attention, view: str) -> list[Matrix]:
+    def matrices(self, attention: AttentionMaps, view: str) -> list[Matrix]:
         """Matrices of a view after `changes`: one for each head, or the rollout."""
         if view != "rollout":
             return [

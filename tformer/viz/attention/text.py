@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tformer.inside.reading import Side
+from tformer.inside.reading import TokenSequence
 from tformer.support.errors import visible
 from tformer.support.formatting import TOKEN_SIGNS, fitted
 from tformer.viz.attention.scene import CAUTION, MEASURES, Scene, heading, summarize
-from tformer.viz.attention.weights import Attention, Kind
+from tformer.viz.attention.weights import AttentionMaps, Kind
 from tformer.viz.plots import Heat
 from tformer.viz.terminal import NOTHING, Colours, draw_heat
 
@@ -65,7 +65,7 @@ def as_json(scene: Scene, view: View) -> str:
     return json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _side(side: Side) -> dict[str, Any]:
+def _side(side: TokenSequence) -> dict[str, Any]:
     found: dict[str, Any] = {"side": side.name, "tokens": list(side.tokens), "special": list(side.special)}
     if side.written_from is not None:
         found["written_from"] = side.written_from
@@ -136,7 +136,7 @@ def as_text(scene: Scene, kind: Kind, view: str, *, scale: str, top_k: int, widt
 
 
 def _matrix(
-    matrix_TS: np.ndarray, seen_TS: np.ndarray, attention: Attention, scale: str, width: int, colour: Colours
+    matrix_TS: np.ndarray, seen_TS: np.ndarray, attention: AttentionMaps, scale: str, width: int, colour: Colours
 ) -> list[str]:
     """A heat map of sizes on the scale, empty where a key cannot be seen; and the largest weight."""
     rows, columns = ([_label(side, n) for n in range(len(side.tokens))] for side in (attention.queries, attention.keys))
@@ -161,7 +161,7 @@ def _shares(matrix_TS: np.ndarray, scale: str) -> np.ndarray:
     return np.sqrt(shares) if scale == "sqrt" else shares
 
 
-def _links(matrix_TS: np.ndarray, seen_TS: np.ndarray, attention: Attention, top_k: int, width: int) -> list[str]:
+def _links(matrix_TS: np.ndarray, seen_TS: np.ndarray, attention: AttentionMaps, top_k: int, width: int) -> list[str]:
     """The keys with the largest weights of each query; negative weights by their absolute value."""
     lines = [""]
     for row in range(min(len(matrix_TS), LINKED)):
@@ -174,7 +174,7 @@ def _links(matrix_TS: np.ndarray, seen_TS: np.ndarray, attention: Attention, top
     return lines
 
 
-def _summary(attention: Attention) -> list[str]:
+def _summary(attention: AttentionMaps) -> list[str]:
     rows, divergences = summarize(attention)
     names = [name for name in MEASURES if any(getattr(row, name) is not None for row in rows)]
     columns = [{"nearest": "alike", "nearest_divergence": "its bits"}.get(name, name) for name in names]
@@ -192,5 +192,5 @@ def _number(value: object) -> str:
     return f"{value:.3f}" if isinstance(value, float) else "mean" if value == -1 else str(value)
 
 
-def _label(side: Side, place: int) -> str:
+def _label(side: TokenSequence, place: int) -> str:
     return visible(side.tokens[place].translate(TOKEN_SIGNS))

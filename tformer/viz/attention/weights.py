@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from tformer.decoding.inference import inference
-from tformer.inside.reading import Reading, Side
+from tformer.inside.reading import ModelInputs, TokenSequence
 from tformer.loading import Loaded
 from tformer.nn.attention import AttentionContext
 from tformer.nn.attention.multi_head import MultiHeadAttention
@@ -54,12 +54,12 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionMaps:
     """One kind of attention: its axes and its layers. `causal`: queries see no later key."""
 
     kind: Kind
-    queries: Side
-    keys: Side
+    queries: TokenSequence
+    keys: TokenSequence
     layers: tuple[Layer, ...]
     causal: bool = False
 
@@ -120,7 +120,7 @@ def _check_range(option: str, numbers: Sequence[int] | None, count: int, found: 
             raise InputError(f"{option}: {number} is out of range: {found}, 0 to {count - 1}")
 
 
-def num_cells(loaded: Loaded, reading: Reading, kind: Kind, chosen: Chosen) -> int:
+def num_cells(loaded: Loaded, reading: ModelInputs, kind: Kind, chosen: Chosen) -> int:
     """The number of weights to show, computed without a forward pass."""
     modules = modules_of(loaded, kind)
     layers = range(len(modules)) if chosen.layers is None else chosen.layers
@@ -129,14 +129,14 @@ def num_cells(loaded: Loaded, reading: Reading, kind: Kind, chosen: Chosen) -> i
     return heads * len(queries) * len(keys)
 
 
-def axes_of(reading: Reading, kind: Kind) -> tuple[Side, Side]:
+def axes_of(reading: ModelInputs, kind: Kind) -> tuple[TokenSequence, TokenSequence]:
     """Tokens of the queries and of the keys; in cross-attention the decoder's and the encoder's."""
     if kind == "cross":
         return reading.sides["decoder"], reading.sides["encoder"]
     return reading.sides[kind], reading.sides[kind]
 
 
-def compute(loaded: Loaded, reading: Reading, kinds: Sequence[Kind], chosen: Chosen) -> dict[Kind, Attention]:
+def compute(loaded: Loaded, reading: ModelInputs, kinds: Sequence[Kind], chosen: Chosen) -> dict[Kind, AttentionMaps]:
     """The weights of the chosen layers and heads, from one forward pass."""
     layers: dict[Kind, Sequence[int]] = {
         kind: range(len(modules_of(loaded, kind))) if chosen.layers is None else chosen.layers for kind in kinds
@@ -169,8 +169,8 @@ def _heads(layer: int, count: int, chosen: Chosen) -> tuple[int, ...]:
 
 
 def _attention(
-    loaded: Loaded, reading: Reading, kind: Kind, taps: dict[int, torch.Tensor], chosen: Chosen
-) -> Attention:
+    loaded: Loaded, reading: ModelInputs, kind: Kind, taps: dict[int, torch.Tensor], chosen: Chosen
+) -> AttentionMaps:
     modules, (queries, keys) = modules_of(loaded, kind), axes_of(reading, kind)
     # The cells that one row of tokens without padding may use.
     context = AttentionContext.for_length(len(queries), len(keys), causal=kind == "decoder")
@@ -188,7 +188,7 @@ def _attention(
                 signed=module.mechanism.signed_weights,
             )
         )
-    return Attention(kind, queries, keys, tuple(layers), causal=kind == "decoder")
+    return AttentionMaps(kind, queries, keys, tuple(layers), causal=kind == "decoder")
 
 
 # --- tokens hidden and merged: t queries and s keys are left ---------------------------------------------------------
@@ -215,7 +215,7 @@ class Changes:
         return said
 
 
-def changed(attention: Attention, changes: Changes) -> Attention:
+def changed(attention: AttentionMaps, changes: Changes) -> AttentionMaps:
     """The attention after these changes."""
     if not changes:
         return attention
@@ -234,11 +234,11 @@ def changed(attention: Attention, changes: Changes) -> Attention:
     return replace(attention, queries=changed_side(queries, changes), keys=changed_side(keys, changes), layers=layers)
 
 
-def changed_side(side: Side, changes: Changes) -> Side:
+def changed_side(side: TokenSequence, changes: Changes) -> TokenSequence:
     words = _words(side, changes)
     firsts = [start for start, _, _ in words]
     from_ = side.written_from
-    return Side(
+    return TokenSequence(
         side.name,
         tuple(text for _, _, text in words),
         tuple(side.special[first] for first in firsts),
@@ -249,7 +249,7 @@ def changed_side(side: Side, changes: Changes) -> Side:
 
 
 def changed_matrix(
-    weights_xTS: np.ndarray, queries: Side, keys: Side, changes: Changes, *, normalized: bool = True
+    weights_xTS: np.ndarray, queries: TokenSequence, keys: TokenSequence, changes: Changes, *, normalized: bool = True
 ) -> np.ndarray:
     """fp32 [..., t, s]. `normalized`: after hiding, each row is scaled to its previous sum."""
     rows, columns = _words(queries, changes), _words(keys, changes)
@@ -264,7 +264,7 @@ def changed_matrix(
     return (_pooling(rows, len(queries), mean=True) @ merged).astype(np.float32, copy=False)
 
 
-def _words(side: Side, changes: Changes) -> Words:
+def _words(side: TokenSequence, changes: Changes) -> Words:
     if changes.merge_subwords:
         words = side.words()
     else:
@@ -289,7 +289,7 @@ HEURISTIC = (
 BASIC = "Rollout is the product over layers of half the mean attention of the heads and half the identity"
 
 
-def rollout(kind: Kind, found: Mapping[Kind, Attention]) -> np.ndarray:
+def rollout(kind: Kind, found: Mapping[Kind, AttentionMaps]) -> np.ndarray:
     """Attention rollout, fp32 [T, S], over the given layers and heads; `cross`: through encoder and decoder."""
     if kind != "cross":
         return _through(found[kind]).astype(np.float32)
@@ -301,7 +301,7 @@ def rollout(kind: Kind, found: Mapping[Kind, Attention]) -> np.ndarray:
     return from_source.astype(np.float32)
 
 
-def _through(attention: Attention) -> np.ndarray:
+def _through(attention: AttentionMaps) -> np.ndarray:
     product = np.eye(len(attention.keys))
     for layer in attention.layers:
         product = _half(layer.weights_HTS) @ product

@@ -13,32 +13,32 @@ from tformer.nn.positions.biases import alibi_slopes, t5_bucket
 from tformer.nn.positions.fixed import Patch2dOptions, Patch2dPositions, SinusoidalOptions, SinusoidalPositions
 from tformer.nn.positions.rope import RopeOptions, RopePositions
 from tformer.nn.positions.shaw import ShawOptions, ShawPositions
-from tformer.viz.pe.settings import Settings, View
-from tformer.viz.plots import Heat, Line, Lines, Numbers, Plot, Ramp, counted_heat, counted_line
+from tformer.viz.pe.settings import EncodingSettings, EncodingView
+from tformer.viz.plots import Heat, Line, LinePlot, Numbers, Plot, Ramp, counted_heat, counted_line
 
 # --- added to the embeddings -----------------------------------------------------------------------------------------
 
 CLASSIC = (50, 500)  # tokens of the two usual pictures of this encoding
 
 
-def sinusoidal_table(settings: Settings, rows: int) -> Numbers:
+def sinusoidal_table(settings: EncodingSettings, rows: int) -> Numbers:
     """[rows, d_model] in double precision."""
     return _sinusoidal(settings).formula(torch.arange(rows)).numpy()
 
 
-def fp32_error(settings: Settings, rows: int) -> float:
+def fp32_error(settings: EncodingSettings, rows: int) -> float:
     """The largest difference between the double table and the fp32 one that training uses."""
     module = _sinusoidal(settings, rows)
     return float((module.formula(torch.arange(rows)) - module.table.double()).abs().max())
 
 
-def _sinusoidal(settings: Settings, rows: int = 1) -> SinusoidalPositions:
+def _sinusoidal(settings: EncodingSettings, rows: int = 1) -> SinusoidalPositions:
     layout = settings.layout_used if settings.encoding == "sinusoidal" else "interleaved"
     options = SinusoidalOptions(layout=layout, base=settings.base)  # type: ignore[arg-type]
     return SinusoidalPositions(options, d_model=settings.d_model, max_seq_len=rows)
 
 
-def sine_dimensions(settings: Settings) -> Numbers:
+def sine_dimensions(settings: EncodingSettings) -> Numbers:
     """The columns of sines; the others are cosines."""
     half = settings.d_model // 2
     return np.arange(half, dtype=float) * (2 if settings.layout_used == "interleaved" else 1)
@@ -65,11 +65,11 @@ def trace_plots(table: Numbers, sines: Numbers | None) -> list[Plot]:
         gap = np.isnan(columns)
         values = np.where(gap, np.nan, table[:, np.where(gap, 0, columns).astype(int)])
         lines = [Line(f"token {n}", columns, row) for n, row in enumerate(values)]
-        plots.append(Lines("dimension", "value", lines, ramp=Ramp("viridis", 0, tokens - 1, "token"), title=name))
+        plots.append(LinePlot("dimension", "value", lines, ramp=Ramp("viridis", 0, tokens - 1, "token"), title=name))
     return plots
 
 
-def traces(view: View, settings: Settings) -> list[Plot]:
+def traces(view: EncodingView, settings: EncodingSettings) -> list[Plot]:
     counts = CLASSIC if settings.positions is None else (settings.positions,)
     sines = sine_dimensions(settings)
     return [plot for count in counts for plot in trace_plots(sinusoidal_table(settings, count), sines)]
@@ -81,26 +81,26 @@ def table_heat(table: Numbers, *, limit: float | None = 1.0, rows: str = "positi
     return counted_heat(table, rows, "dimension", "RdBu_r", -bound, bound, "value", title)
 
 
-def heatmap(view: View, settings: Settings) -> Plot:
+def heatmap(view: EncodingView, settings: EncodingSettings) -> Plot:
     return table_heat(sinusoidal_table(settings, view.rows(settings)))
 
 
-def waves(view: View, settings: Settings) -> Plot:
+def waves(view: EncodingView, settings: EncodingSettings) -> Plot:
     table = sinusoidal_table(settings, view.rows(settings))
     sines = sine_dimensions(settings)
     # By default four sine dimensions whose wavelengths are visible in one picture: from 1/12 to 1/3 of the width.
     dims = settings.dims or tuple(dict.fromkeys(int(sines[len(sines) * n // 12]) for n in (1, 2, 3, 4)))
-    return Lines("position", "value", [counted_line(f"dimension {dim}", table[:, dim]) for dim in dims])
+    return LinePlot("position", "value", [counted_line(f"dimension {dim}", table[:, dim]) for dim in dims])
 
 
-def patch_table(settings: Settings) -> Numbers:
+def patch_table(settings: EncodingSettings) -> Numbers:
     """[grid * grid, d_model] in double precision, without a class token."""
     options = Patch2dOptions(base=settings.base)
     module = Patch2dPositions(options, d_model=settings.d_model, grid=(settings.grid, settings.grid, False))
     return module.formula(torch.arange(settings.grid**2)).numpy()
 
 
-def patch_similarity(view: View, settings: Settings) -> Plot:
+def patch_similarity(view: EncodingView, settings: EncodingSettings) -> Plot:
     """A grid × grid map per patch, at the patch's place, with an empty line between maps."""
     table, side = patch_table(settings), settings.grid
     step = side + 1
@@ -116,19 +116,19 @@ def patch_similarity(view: View, settings: Settings) -> Plot:
 # --- inside attention ------------------------------------------------------------------------------------------------
 
 
-def rope_turns(settings: Settings, rows: int) -> tuple[Numbers, Numbers]:
+def rope_turns(settings: EncodingSettings, rows: int) -> tuple[Numbers, Numbers]:
     """Cosine and sine of each pair's angle, [rows, head_dim / 2] each, in double precision."""
     module = RopePositions(RopeOptions(base=settings.base), head_dim=settings.head_dim, max_seq_len=rows)
     cos, sin = module.formula(torch.arange(rows)).chunk(2, dim=-1)
     return cos.numpy(), sin.numpy()
 
 
-def rope_curve(settings: Settings, rows: int) -> Numbers:
+def rope_curve(settings: EncodingSettings, rows: int) -> Numbers:
     """Mean cosine over the pairs at each distance, [rows]."""
     return rope_turns(settings, rows)[0].mean(axis=1)
 
 
-def circles(view: View, settings: Settings) -> Plot:
+def circles(view: EncodingView, settings: EncodingSettings) -> Plot:
     cos, sin = rope_turns(settings, view.rows(settings))
     count = settings.head_dim // 2
     pairs = settings.dims or tuple(dict.fromkeys((0, count // 8, count // 4, count // 2)))
@@ -136,7 +136,7 @@ def circles(view: View, settings: Settings) -> Plot:
     for ring, pair in enumerate(pairs):
         radius = 1 - ring / (len(pairs) + 1)
         lines.append(Line(f"pair {pair}", radius * cos[:, pair], radius * sin[:, pair]))
-    return Lines("first coordinate", "second coordinate", lines, points=True, square=True)
+    return LinePlot("first coordinate", "second coordinate", lines, points=True, square=True)
 
 
 def some_heads(count: int) -> dict[int, None]:
@@ -144,13 +144,13 @@ def some_heads(count: int) -> dict[int, None]:
     return dict.fromkeys((1, (count + 1) // 2, count))
 
 
-def alibi_bias(settings: Settings, head: int, rows: int) -> Numbers:
+def alibi_bias(settings: EncodingSettings, head: int, rows: int) -> Numbers:
     """[rows, rows]: what head (from 1) adds to the score of each pair."""
     place = np.arange(rows, dtype=float)
     return -alibi_slopes(settings.heads)[head - 1] * np.abs(place[None, :] - place[:, None])
 
 
-def bias(view: View, settings: Settings) -> list[Plot]:
+def bias(view: EncodingView, settings: EncodingSettings) -> list[Plot]:
     rows = view.rows(settings)
     return [
         counted_heat(
@@ -160,7 +160,7 @@ def bias(view: View, settings: Settings) -> list[Plot]:
     ]
 
 
-def bucket_of(settings: Settings, offsets: Numbers, *, bidirectional: bool) -> Numbers:
+def bucket_of(settings: EncodingSettings, offsets: Numbers, *, bidirectional: bool) -> Numbers:
     relative = torch.from_numpy(offsets.astype(np.int64))
     found = t5_bucket(
         relative, buckets=settings.buckets, max_distance=settings.max_distance, bidirectional=bidirectional
@@ -168,17 +168,17 @@ def bucket_of(settings: Settings, offsets: Numbers, *, bidirectional: bool) -> N
     return found.double().numpy()
 
 
-def buckets(view: View, settings: Settings) -> Plot:
+def buckets(view: EncodingView, settings: EncodingSettings) -> Plot:
     reach = view.rows(settings) - 1
     x = np.arange(-reach, reach + 1, dtype=float)
     lines = [
         Line(name, x, bucket_of(settings, x, bidirectional=both))
         for name, both in (("both directions", True), ("causal", False))
     ]
-    return Lines("offset: key − query", "bucket", lines)
+    return LinePlot("offset: key − query", "bucket", lines)
 
 
-def shaw_index(settings: Settings, rows: int) -> Numbers:
+def shaw_index(settings: EncodingSettings, rows: int) -> Numbers:
     """[rows, rows]: the table's row for each pair, found with a table that holds its row numbers."""
     module = ShawPositions(ShawOptions(clip=settings.clip, values=False), head_dim=1, value_dim=1)
     pos = torch.arange(rows).unsqueeze(0)
@@ -187,6 +187,6 @@ def shaw_index(settings: Settings, rows: int) -> Numbers:
         return module.score(torch.ones(1, 1, rows, 1), pos, pos)[0, 0].double().numpy()
 
 
-def index(view: View, settings: Settings) -> Plot:
+def index(view: EncodingView, settings: EncodingSettings) -> Plot:
     values = shaw_index(settings, view.rows(settings))
     return counted_heat(values, "query i", "key j", "viridis", 0.0, 2.0 * settings.clip, "row")

@@ -8,14 +8,14 @@ import numpy as np
 
 from tformer.nn.positions import Positions
 from tformer.viz.pe.fixed import bucket_of
-from tformer.viz.pe.settings import Settings, View
+from tformer.viz.pe.settings import EncodingSettings, EncodingView
 from tformer.viz.plots import Heat, Numbers, Plot, counted_heat
 
 RANDOM = "random initialization: this model has not been trained"
 
 
 @dataclass(frozen=True)
-class Table:
+class LearnedEncoding:
     """Learned positions of one stack.
 
     Attributes:
@@ -50,11 +50,11 @@ class Table:
         return unit @ unit.T
 
 
-def similarity(view: View, settings: Settings, table: Table) -> Plot:
+def similarity(view: EncodingView, settings: EncodingSettings, table: LearnedEncoding) -> Plot:
     return counted_heat(table.similarity(view.rows(settings)), "position", "position", "RdBu_r", -1, 1, "cosine")
 
 
-def t5_bias(view: View, settings: Settings, table: Table) -> Plot:
+def t5_bias(view: EncodingView, settings: EncodingSettings, table: LearnedEncoding) -> Plot:
     reach = view.rows(settings) - 1
     offsets = range(-reach, (reach if table.bidirectional else 0) + 1)
     assert table.bias is not None

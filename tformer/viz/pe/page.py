@@ -16,9 +16,9 @@ from tformer.nn.positions.biases import alibi_slopes
 from tformer.support.errors import InputError
 from tformer.viz.page import render_page
 from tformer.viz.pe.fixed import bucket_of, fp32_error, patch_table, rope_turns, shaw_index, sinusoidal_table
-from tformer.viz.pe.learned import RANDOM, Table
+from tformer.viz.pe.learned import RANDOM, LearnedEncoding
 from tformer.viz.pe.selection import choose_view, document_of, heading, plots_of, views_of
-from tformer.viz.pe.settings import ENCODINGS, LAYOUTS, Settings
+from tformer.viz.pe.settings import ENCODINGS, LAYOUTS, EncodingSettings
 from tformer.viz.pe.views import VIEWS, kinds_compared, similarity_curve
 from tformer.viz.picture import ReportView
 from tformer.viz.plots import Heat, Numbers, Plot
@@ -29,7 +29,7 @@ ROWS = 500
 Case = dict[str, Any]  # name, arguments, values as [row, column, value]
 
 
-def reference_cases(settings: Settings) -> list[Case]:
+def reference_cases(settings: EncodingSettings) -> list[Case]:
     """Reference values at the sizes of the settings, and at unusual ones."""
     cases = []
     for layout in LAYOUTS["sinusoidal"]:
@@ -87,7 +87,7 @@ WORDS = ("title", "caption", "positions", "needs_run")  # of a view
 COMPARE = "How the score of a pair of tokens depends on their distance, by position alone."
 
 
-def view_of(settings: Settings, view: str | None, table: Table | None, *, command: str) -> ReportView:
+def view_of(settings: EncodingSettings, view: str | None, table: LearnedEncoding | None, *, command: str) -> ReportView:
     """A view in every form; its page has all views."""
     return ReportView(
         heading(settings, table),
@@ -97,7 +97,7 @@ def view_of(settings: Settings, view: str | None, table: Table | None, *, comman
     )
 
 
-def explorer(settings: Settings, view: str | None, table: Table | None, *, command: str) -> str:
+def explorer(settings: EncodingSettings, view: str | None, table: LearnedEncoding | None, *, command: str) -> str:
     """The page as text, opened at a kind and a view (by default the kind's first).
 
     Raises:
@@ -137,7 +137,9 @@ def explorer(settings: Settings, view: str | None, table: Table | None, *, comma
     )
 
 
-def _embedded_plots(settings: Settings, table: Table | None, blobs: dict[str, bytes]) -> dict[str, Any]:
+def _embedded_plots(
+    settings: EncodingSettings, table: LearnedEncoding | None, blobs: dict[str, bytes]
+) -> dict[str, Any]:
     """{kind: {view: heat maps}} of kinds that the page's script cannot compute; their values are added to `blobs`."""
 
     def embed(name: str, plot: Plot) -> dict[str, Any]:
@@ -155,13 +157,13 @@ def _embedded_plots(settings: Settings, table: Table | None, blobs: dict[str, by
         if kind in VIEWS:
             continue
         own = table if table is not None and table.encoding == kind else None
-        at = settings if settings.encoding == kind else Settings(encoding=kind)
+        at = settings if settings.encoding == kind else EncodingSettings(encoding=kind)
         shown = [name for name, view in views_of(kind).items() if own is not None or not view.needs_run]
         found[kind] = {name: [embed(f"{kind}-{name}", plot) for plot in plots_of(at, name, own)[1]] for name in shown}
     return found
 
 
-def _learned(settings: Settings, table: Table) -> tuple[dict[str, Any], dict[str, bytes]]:
+def _learned(settings: EncodingSettings, table: LearnedEncoding) -> tuple[dict[str, Any], dict[str, bytes]]:
     found: dict[str, Any] = {"kind": table.encoding, "name": table.name, "note": None if table.trained else RANDOM}
     blobs: dict[str, bytes] = {}
 
@@ -179,7 +181,7 @@ def _learned(settings: Settings, table: Table) -> tuple[dict[str, Any], dict[str
     if table.weight is not None:
         weight = table.weight[: settings.positions] if settings.positions else table.weight
         embed("weight", weight)
-        shown = Table(table.encoding, table.name, weight=weight)
+        shown = LearnedEncoding(table.encoding, table.name, weight=weight)
         curve = similarity_curve(shown.similarity(min(len(weight), 1024)), 512)
         found["curves"] = {"learned": np.round(curve / curve.max(), 6).tolist()}
     if table.bias is not None:

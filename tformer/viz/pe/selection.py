@@ -13,8 +13,8 @@ import torch
 from tformer.nn.positions import POSITIONS, Positions, PositionSizes
 from tformer.support.errors import InputError, did_you_mean, visible
 from tformer.viz.pe.fixed import some_heads, table_heat
-from tformer.viz.pe.learned import Table
-from tformer.viz.pe.settings import ENCODINGS, LAYOUTS, OPTIONS, Settings, View
+from tformer.viz.pe.learned import LearnedEncoding
+from tformer.viz.pe.settings import ENCODINGS, LAYOUTS, OPTIONS, EncodingSettings, EncodingView
 from tformer.viz.pe.views import VIEWS
 from tformer.viz.plots import Numbers, Plot, counted_heat, plots_to_json
 
@@ -22,8 +22,8 @@ from tformer.viz.plots import Numbers, Plot, counted_heat, plots_to_json
 
 
 def read_run(
-    run: str | Path, settings: Settings, *, stack: str | None, layer: int, encoding: str | None
-) -> tuple[Settings, Table | None]:
+    run: str | Path, settings: EncodingSettings, *, stack: str | None, layer: int, encoding: str | None
+) -> tuple[EncodingSettings, LearnedEncoding | None]:
     """The settings of a run's model, and its learned table; None for a kind that follows from its settings.
 
     Args:
@@ -73,11 +73,11 @@ def read_run(
     settings = replace(settings, encoding=options.kind, d_model=d_model, heads=heads, **own)
     path = loaded.path
     run_name = visible(path.parents[1].name if path.parent.name == "checkpoints" else path.parent.name)
-    table = Table(options.kind, f"{path.name} of {run_name}, {side}", loaded.step > 0 or loaded.imported)
+    table = LearnedEncoding(options.kind, f"{path.name} of {run_name}, {side}", loaded.step > 0 or loaded.imported)
     return settings, _with_numbers(table, module)
 
 
-def _with_numbers(table: Table, module: Any) -> Table | None:
+def _with_numbers(table: LearnedEncoding, module: Any) -> LearnedEncoding | None:
     def numbers(parameter: Any) -> Numbers:
         found: Numbers = parameter.detach().double().cpu().numpy()
         return found
@@ -103,7 +103,7 @@ HOOKS = {
 }
 
 
-def views_of(kind: str) -> Mapping[str, View]:
+def views_of(kind: str) -> Mapping[str, EncodingView]:
     """The views of a kind, or of `compare`, by name.
 
     A kind without views gets one for each hook that it overrides, at small sizes and with its default options, or of a
@@ -112,16 +112,16 @@ def views_of(kind: str) -> Mapping[str, View]:
     if kind in VIEWS:
         return VIEWS[kind]
     module = POSITIONS[kind]
-    has_parameters = any(True for _ in _module(kind, Settings(d_model=8, heads=2), 4).parameters())
+    has_parameters = any(True for _ in _module(kind, EncodingSettings(d_model=8, heads=2), 4).parameters())
     caption = f"{module.about} Computed by the module that training uses."
     return {
-        hook: View(title, caption, partial(_draw_hook, hook), 48, needs_run=has_parameters)
+        hook: EncodingView(title, caption, partial(_draw_hook, hook), 48, needs_run=has_parameters)
         for hook, title in HOOKS.items()
         if getattr(module, f"has_{hook}")
     }
 
 
-def _module(kind: str, settings: Settings, rows: int) -> Positions:
+def _module(kind: str, settings: EncodingSettings, rows: int) -> Positions:
     """The kind's module with its default options."""
     sizes = PositionSizes(settings.d_model, settings.heads, settings.head_dim, settings.head_dim, rows, True,
                           (settings.grid, settings.grid, False))  # fmt: skip
@@ -129,7 +129,9 @@ def _module(kind: str, settings: Settings, rows: int) -> Positions:
     return found
 
 
-def _draw_hook(hook: str, view: View, settings: Settings, table: Table | None = None) -> Plot | list[Plot]:
+def _draw_hook(
+    hook: str, view: EncodingView, settings: EncodingSettings, table: LearnedEncoding | None = None
+) -> Plot | list[Plot]:
     """The result of one hook: positions × dimensions, or a matrix for each of some heads."""
     rows = view.rows(settings)
     module = _module(settings.encoding, settings, rows) if table is None else table.module
@@ -156,7 +158,9 @@ def _draw_hook(hook: str, view: View, settings: Settings, table: Table | None = 
 # --- from a name to plots --------------------------------------------------------------------------------------------
 
 
-def choose_view(settings: Settings, name: str | None, table: Table | None) -> tuple[str, View]:
+def choose_view(
+    settings: EncodingSettings, name: str | None, table: LearnedEncoding | None
+) -> tuple[str, EncodingView]:
     """The view of this name, by default the kind's first.
 
     Raises:
@@ -176,7 +180,7 @@ def choose_view(settings: Settings, name: str | None, table: Table | None) -> tu
     return name, views[name]
 
 
-def plots_of(settings: Settings, name: str | None, table: Table | None) -> tuple[str, list[Plot]]:
+def plots_of(settings: EncodingSettings, name: str | None, table: LearnedEncoding | None) -> tuple[str, list[Plot]]:
     """The name of the view and its plots. Raises InputError like `choose_view`."""
     name, view = choose_view(settings, name, table)
     learned = (table,) if view.needs_run or settings.compare else ()
@@ -185,7 +189,7 @@ def plots_of(settings: Settings, name: str | None, table: Table | None) -> tuple
     return name, [replace(plot, title=plot.title or view.title, caption=view.caption) for plot in plots]
 
 
-def _check_dims(settings: Settings) -> None:
+def _check_dims(settings: EncodingSettings) -> None:
     """Raise InputError for a dimension, pair or head that does not exist."""
     if settings.dims is None:
         return
@@ -205,7 +209,7 @@ def _check_dims(settings: Settings) -> None:
 
 # --- headings and numbers --------------------------------------------------------------------------------------------
 
-SIZES: dict[str, Callable[[Settings], str]] = {
+SIZES: dict[str, Callable[[EncodingSettings], str]] = {
     "sinusoidal": lambda s: f"d_model {s.d_model}, base {s.base:g}, {s.layout_used}",
     "learned": lambda s: "",
     "rope": lambda s: f"head width {s.head_dim}, base {s.base:g}",
@@ -219,7 +223,7 @@ SIZES: dict[str, Callable[[Settings], str]] = {
 """The sizes that matter for each kind of views."""
 
 
-def heading(settings: Settings, table: Table | None) -> str:
+def heading(settings: EncodingSettings, table: LearnedEncoding | None) -> str:
     """The title of a picture: the kind, its sizes, and the run."""
     kind = settings.subject
     sizes = SIZES[kind](settings) if kind in SIZES else f"d_model {settings.d_model}, {settings.heads} heads"
@@ -227,7 +231,7 @@ def heading(settings: Settings, table: Table | None) -> str:
     return " · ".join(part for part in (*parts, table.note if table is not None else "") if part)
 
 
-def document_of(settings: Settings, view: str | None, table: Table | None) -> dict[str, Any]:
+def document_of(settings: EncodingSettings, view: str | None, table: LearnedEncoding | None) -> dict[str, Any]:
     """The JSON of a view: the kind, the view, the settings, the run, and the numbers of each plot."""
     view, plots = plots_of(settings, view, table)
     return {

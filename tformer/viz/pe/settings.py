@@ -20,7 +20,7 @@ MAX_D_MODEL, MAX_POSITIONS, MAX_HEADS = 8192, 4096, 256
 
 
 @dataclass(frozen=True)
-class Settings:
+class EncodingSettings:
     """The kind and the sizes of an encoding.
 
     Attributes:
@@ -58,7 +58,7 @@ class Settings:
         return self.layout or LAYOUTS.get(self.encoding, ("",))[0]
 
 
-def check_settings(settings: Settings) -> None:
+def check_settings(settings: EncodingSettings) -> None:
     """Raise InputError for impossible options: the message names the option, what was found and what was expected."""
     check_encoding(settings.encoding)
     for name, value, low, high in (
@@ -106,7 +106,7 @@ def _even(value: int, of: int = 2) -> str:
 
 
 @dataclass(frozen=True)
-class View:
+class EncodingView:
     """One way to show a kind of encoding.
 
     Attributes:
@@ -122,6 +122,6 @@ class View:
     positions: int = 128
     needs_run: bool = False
 
-    def rows(self, settings: Settings) -> int:
+    def rows(self, settings: EncodingSettings) -> int:
         """Number of tokens to show."""
         return settings.positions or self.positions

@@ -17,8 +17,8 @@ from tformer.viz.plot.series import (
     AXES,
     Axis,
     Choices,
-    Panel,
-    Run,
+    MetricPanel,
+    PlottedRun,
     Track,
     axis_label,
     better,
@@ -33,7 +33,7 @@ from tformer.viz.plots import Numbers
 HEADER = ("run", "split", "metric", "step", "tokens", "seconds", "value")
 
 
-def as_json(runs: Sequence[Run], panels: Sequence[Panel], *, x: Axis, x_label: str, smooth: float) -> str:
+def as_json(runs: Sequence[PlottedRun], panels: Sequence[MetricPanel], *, x: Axis, x_label: str, smooth: float) -> str:
     """One JSON line: the axis, and for every series x, y and, where it is smoothed, the logged values."""
     series = [
         {
@@ -58,7 +58,7 @@ def as_json(runs: Sequence[Run], panels: Sequence[Panel], *, x: Axis, x_label: s
     return json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def as_csv(runs: Sequence[Run], choices: Choices, *, smooth: float) -> str:
+def as_csv(runs: Sequence[PlottedRun], choices: Choices, *, smooth: float) -> str:
     """A row for each logged value; with smoothing a last column, empty for values that are not smoothed."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
@@ -81,7 +81,7 @@ def as_csv(runs: Sequence[Run], choices: Choices, *, smooth: float) -> str:
     return stream.getvalue()
 
 
-def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def summary(runs: Sequence[PlottedRun]) -> list[dict[str, Any]]:
     """For each run, split and metric: the last value and the best one (None without a better direction), with steps."""
     rows = []
     for run in runs:
@@ -136,7 +136,7 @@ SMOOTHING = (
 )
 
 
-def render(runs: Sequence[Run], choices: Choices, *, title: str, **start: Any) -> str:
+def render(runs: Sequence[PlottedRun], choices: Choices, *, title: str, **start: Any) -> str:
     """The page as text: all metrics of all runs, the choices shown first.
 
     Args:
@@ -163,7 +163,7 @@ def render_live(data: Mapping[str, Any]) -> str:
 
 
 def page_data(
-    runs: Sequence[Run],
+    runs: Sequence[PlottedRun],
     choices: Choices,
     *,
     x: Axis,

@@ -42,7 +42,7 @@ class Track:
 
 
 @dataclass(frozen=True)
-class Run:
+class PlottedRun:
     """A run, with a name that is unique in the plot."""
 
     name: str
@@ -55,14 +55,14 @@ class Run:
         return _text(str(self.path))
 
 
-def read_runs(paths: Iterable[Path], read: Callable[[Path], dict[str, Track]] | None = None) -> list[Run]:
+def read_runs(paths: Iterable[Path], read: Callable[[Path], dict[str, Track]] | None = None) -> list[PlottedRun]:
     """Every run once, in the given order; a run without numbers has no tracks. read: `read_tracks`."""
     distinct: dict[str, Path] = {}
     for path in paths:
         distinct.setdefault(os.path.realpath(path), path)
     kept = list(distinct.values())
     read = read or read_tracks
-    return [Run(_text(name), path, read(path)) for name, path in zip(unique_names(kept), kept, strict=True)]
+    return [PlottedRun(_text(name), path, read(path)) for name, path in zip(unique_names(kept), kept, strict=True)]
 
 
 def _text(name: str) -> str:
@@ -176,7 +176,7 @@ def make_series(
 
 
 @dataclass(frozen=True)
-class Panel:
+class MetricPanel:
     """All series of one metric, whose name labels the axis."""
 
     metric: str
@@ -200,7 +200,7 @@ def is_noisy(metric: str, split: str) -> bool:
     return split == "train" and metric != "lr"
 
 
-def metrics_of(runs: Iterable[Run]) -> Choices:
+def metrics_of(runs: Iterable[PlottedRun]) -> Choices:
     """{metric: splits with it}: the model's metrics first, the training's last."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
@@ -216,7 +216,7 @@ def metrics_of(runs: Iterable[Run]) -> Choices:
     return {metric: tuple(found[metric]) for metric in sorted(found, key=rank)}
 
 
-def choose_metrics(runs: Sequence[Run], asked: Sequence[str]) -> Choices:
+def choose_metrics(runs: Sequence[PlottedRun], asked: Sequence[str]) -> Choices:
     """The named metrics: `loss` of every split, `valid.loss` of one, `all`; by default the loss.
 
     Raises:
@@ -246,7 +246,7 @@ def choose_metrics(runs: Sequence[Run], asked: Sequence[str]) -> Choices:
     return {metric: tuple(splits) for metric, splits in chosen.items()}
 
 
-def make_panels(runs: Sequence[Run], choices: Choices, *, x: Axis, smooth: float) -> list[Panel]:
+def make_panels(runs: Sequence[PlottedRun], choices: Choices, *, x: Axis, smooth: float) -> list[MetricPanel]:
     """One panel for each metric, with a line for each run and split that has the metric.
 
     Args:
@@ -285,7 +285,7 @@ def make_panels(runs: Sequence[Run], choices: Choices, *, x: Axis, smooth: float
                         dash=dash,
                     )
                 )
-        panels.append(Panel(metric, lines))
+        panels.append(MetricPanel(metric, lines))
     if not any(np.isfinite(series.x).any() for panel in panels for series in panel.series):
         raise InputError(
             f"--x {x}: no run logged its {'seconds' if x == 'time' else x}", hint="--x step is always there"
@@ -293,12 +293,12 @@ def make_panels(runs: Sequence[Run], choices: Choices, *, x: Axis, smooth: float
     return panels
 
 
-def axis_label(runs: Sequence[Run], x: Axis) -> str:
+def axis_label(runs: Sequence[PlottedRun], x: Axis) -> str:
     """The label of the axis."""
     return f"training time ({time_unit(runs)[0]})" if x == "time" else x
 
 
-def time_unit(runs: Iterable[Run]) -> tuple[str, float]:
+def time_unit(runs: Iterable[PlottedRun]) -> tuple[str, float]:
     """(name, seconds) of the unit of time that suits the longest run."""
     ends = [track.seconds for run in runs for track in run.tracks.values()]
     longest = max((float(seconds[np.isfinite(seconds)].max(initial=0.0)) for seconds in ends), default=0.0)

@@ -11,7 +11,7 @@ from torch import nn
 
 from tformer.build import layer_sizes
 from tformer.cost.flops import Flops, example_flops, module_flops
-from tformer.cost.memory import CacheSize, MemoryEstimate, cache_size, training_memory
+from tformer.cost.memory import DecodingCacheSize, MemoryEstimate, cache_size, training_memory
 from tformer.interop.doors import formats_by_recipe
 from tformer.nn.attention.mechanism import Mechanism
 from tformer.nn.attention.multi_head import MultiHeadAttention
@@ -21,7 +21,7 @@ from tformer.nn.heads import VocabularyHead
 from tformer.nn.linear import Linear
 from tformer.nn.patches import PatchEmbedding
 from tformer.nn.positions.base import Positions
-from tformer.workflows.inspect.subject import Subject
+from tformer.workflows.inspect.subject import InspectedModel
 
 
 @dataclass(frozen=True)
@@ -149,14 +149,14 @@ class Report:
     ELECTRA's generator.
     """
 
-    subject: Subject
+    subject: InspectedModel
     trees: tuple[Node, ...]
     parameters: int
     generator_parameters: int
     heads: Mapping[str, list[int]]
     flops: Flops
     memory: MemoryEstimate
-    cache: CacheSize | None
+    cache: DecodingCacheSize | None
 
     @property
     def tied(self) -> dict[str, str]:
@@ -224,7 +224,7 @@ class Report:
         return found
 
 
-def report_on(subject: Subject) -> Report:
+def report_on(subject: InspectedModel) -> Report:
     """All numbers of a model; allocates no memory for it."""
     recipe, model = subject.recipe, subject.model
     lengths = {"source_length": subject.source_length, "target_length": subject.target_length}

@@ -36,7 +36,7 @@ ASSUMED_LABELS = 2
 
 
 @dataclass(frozen=True)
-class Question:
+class InspectRequest:
     """The model to inspect: `path`, a recipe (by arch, preset or file), or the newest run; changes to it; sizes.
 
     Sizes that are None follow from the recipe or the checkpoint.
@@ -56,7 +56,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Subject:
+class InspectedModel:
     """A model on the meta device, and the sizes at which it is inspected.
 
     source_length: positions of the encoder, or of the only stack; target_length: of the decoder beside an encoder (else
@@ -86,7 +86,7 @@ class Subject:
         return self.source_length + (self.target_length if self.has_both else 0)
 
 
-def read_subject(question: Question) -> Subject:
+def read_subject(question: InspectRequest) -> InspectedModel:
     """Find and build the model. InputError for one that does not exist, and for impossible sizes."""
     checkpoint = None
     if all(value is None for value in (question.arch, question.preset, question.config)):
@@ -110,7 +110,7 @@ def read_subject(question: Question) -> Subject:
     precision = question.precision or training.precision
     if precision == "auto":
         precision = "bf16" if question.device.startswith("cuda") or has_bf16_instructions() else "fp32"
-    return Subject(
+    return InspectedModel(
         name=str(question.config or name) if checkpoint is None else str(checkpoint.path),
         recipe=recipe,
         model=model,
@@ -125,7 +125,7 @@ def read_subject(question: Question) -> Subject:
     )
 
 
-def given_batch(subject: Subject, given: GivenExample) -> tuple[Batch, dict[str, Any], tuple[str, ...]]:
+def given_batch(subject: InspectedModel, given: GivenExample) -> tuple[Batch, dict[str, Any], tuple[str, ...]]:
     """A batch of one example, as training gives it to the model, the example in readable form, and notes.
 
     A translator's text without a target gets the model's own translation, for which the weights are loaded.
@@ -156,7 +156,7 @@ def given_batch(subject: Subject, given: GivenExample) -> tuple[Batch, dict[str,
     return batch, example_document(objective, samples, batch, tokenizers, labels=recipe.data.labels), notes
 
 
-def _recipe_of(question: Question, checkpoint: Checkpoint | None) -> tuple[Recipe, list[str]]:
+def _recipe_of(question: InspectRequest, checkpoint: Checkpoint | None) -> tuple[Recipe, list[str]]:
     if checkpoint is None:
         resolved = load_recipe(
             arch=question.arch,
@@ -172,7 +172,7 @@ def _recipe_of(question: Question, checkpoint: Checkpoint | None) -> tuple[Recip
     return recipe_from_yaml(checkpoint.recipe_text, name=name), []
 
 
-def _sized(recipe: Recipe, question: Question, checkpoint: Checkpoint | None) -> tuple[Recipe, list[str]]:
+def _sized(recipe: Recipe, question: InspectRequest, checkpoint: Checkpoint | None) -> tuple[Recipe, list[str]]:
     """The recipe with the sizes of its vocabularies, and the assumptions made."""
     if recipe.model.patches is not None and recipe.model.decoder is None:
         return recipe, []

@@ -43,7 +43,7 @@ class ParameterUse:
 
 
 @dataclass(frozen=True)
-class Step:
+class TraceStep:
     """One tensor.
 
     part: of a layer; empty outside the layers. id: unique in the trace; inputs: ids of the tensors it is made of.
@@ -65,12 +65,12 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Section:
+class TraceSection:
     """Steps that belong together: an embedding, a head, or a layer and its equals (`layers`, by number)."""
 
     title: str
     layers: tuple[int, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[TraceStep, ...]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Trace:
     """sizes: the number of each letter outside single layers."""
 
     sizes: Mapping[str, int]
-    sections: tuple[Section, ...]
+    sections: tuple[TraceSection, ...]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -157,7 +157,7 @@ def _sizes(model: Transformer, inputs: Mapping[str, Tensor]) -> dict[str, int]:
 
 # --- the path --------------------------------------------------------------------------------------------------------
 
-Seen = tuple[str, int | None, Step]
+Seen = tuple[str, int | None, TraceStep]
 """Title and layer of the section, and the step."""
 
 
@@ -307,7 +307,7 @@ class _Path:
                 self.known["input"] = self.last[0]
             inputs = self.last if tap.inputs is None else self._named(tap.inputs)
             parameters = tuple(use for each in tap.parameters for use in self._parameters(each, places))
-            step = Step(part, shown_name, shapes[name], shape, tap.meaning, f"{prefix}.{name}", inputs, parameters)
+            step = TraceStep(part, shown_name, shapes[name], shape, tap.meaning, f"{prefix}.{name}", inputs, parameters)
             self.seen.append((title, layer, step))
             self.known[name] = self.known[tap.replaces or name] = step.id
             if not tap.beside:
@@ -324,7 +324,7 @@ class _Path:
         ]
         return tuple(dict.fromkeys(each for ids in found for each in ids))
 
-    def _add_dropout(self, title: str, layer: int | None, before: Step, rate: float, name: str) -> None:
+    def _add_dropout(self, title: str, layer: int | None, before: TraceStep, rate: float, name: str) -> None:
         """Add the dropout after a step, whose tap has this name."""
         what = {"heads": "the heads", "residual": "the passes through this layer"}.get(name, "the numbers")
         meaning = f"in training {100 * rate:.3g} % of {what} become 0, the others are divided by {1 - rate:.4g}"
@@ -402,9 +402,9 @@ def check_shape(shape: Sequence[int], symbols: Sequence[str], sizes: Mapping[str
 # --- sections --------------------------------------------------------------------------------------------------------
 
 
-def _sections(seen: Sequence[Seen]) -> Iterator[Section]:
+def _sections(seen: Sequence[Seen]) -> Iterator[TraceSection]:
     """Sections of steps by place. Consecutive layers with the same steps are one section with the first layer's ids."""
-    found: list[Section] = []
+    found: list[TraceSection] = []
     shown: dict[str, str] = {}  # id of each step -> that of the section's step
     inputs: dict[str, dict[str, None]] = {}  # id of a section's step -> ids of all that it is made of, in order
     for (title, layer), group in groupby(seen, key=lambda entry: entry[:2]):
@@ -415,7 +415,7 @@ def _sections(seen: Sequence[Seen]) -> Iterator[Section]:
             found[-1] = replace(last, layers=(*last.layers, layer))
             owners = last.steps
         else:
-            found.append(Section(title, () if layer is None else (layer,), steps))
+            found.append(TraceSection(title, () if layer is None else (layer,), steps))
             owners = steps
         shown |= {step.id: owner.id for step, owner in zip(steps, owners, strict=True)}
         for step, owner in zip(steps, owners, strict=True):

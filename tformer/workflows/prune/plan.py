@@ -21,7 +21,7 @@ HeadsPerLayer = Literal["even", "free"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Checked):
+class PrunePlan(Checked):
     """Layers and heads to remove from the chosen stacks; numbers apply to each stack. None: not given."""
 
     RULES = (

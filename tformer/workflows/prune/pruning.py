@@ -51,14 +51,14 @@ from tformer.workflows.prune.layers import (
     search_layers,
     stacks_of,
 )
-from tformer.workflows.prune.plan import Plan
+from tformer.workflows.prune.plan import PrunePlan
 
 MAX_TRIALS = 100
 ScoreNow = Callable[[], Score]
 """The current model's score, lower is better."""
 
 
-def check_plan(loaded: Loaded, plan: Plan) -> None:
+def check_plan(loaded: Loaded, plan: PrunePlan) -> None:
     """Raise InputError for a plan that does not fit the model, before any data is read."""
     model, section = loaded.model, loaded.recipe.model
     sides = stacks_of(model, plan.stack)
@@ -80,7 +80,7 @@ def check_plan(loaded: Loaded, plan: Plan) -> None:
 
 
 def choose_layers(
-    model: Transformer, section: Model, sides: tuple[str, ...], plan: Plan, *, score: ScoreNow, work: Work
+    model: Transformer, section: Model, sides: tuple[str, ...], plan: PrunePlan, *, score: ScoreNow, work: Work
 ) -> dict[str, LayerChoice]:
     """{stack: the layers that stay}.
 
@@ -126,7 +126,7 @@ def _search(
     side: str,
     kept: int,
     chosen: Mapping[str, LayerChoice],
-    plan: Plan,
+    plan: PrunePlan,
     *,
     score: ScoreNow,
     work: Work,
@@ -236,7 +236,7 @@ class Pruned:
 
 def prune(
     loaded: Loaded,
-    plan: Plan,
+    plan: PrunePlan,
     out: str | Path,
     *,
     held_out: HeldOut | None = None,

@@ -17,7 +17,7 @@ from tformer.recipe.load import leaves
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
 from tformer.support.formatting import unique_names
-from tformer.workflows.runs.summary import Reader, RunSummary, number, summarize_run
+from tformer.workflows.runs.summary import RunReader, RunSummary, number, summarize_run
 
 OWN = ("schema", "arch", "preset")  # these name a recipe and define nothing
 
@@ -59,7 +59,7 @@ class RunDetail:
 
 def describe_run(path: str | Path) -> RunDetail:
     """All details of a run; its summary lists what cannot be read."""
-    folder, reader = Path(path), Reader([])
+    folder, reader = Path(path), RunReader([])
     summary, run = summarize_run(folder), RunDirectory(folder)
     base, differences = (None, {}) if summary.recipe is None else _against_base(summary.recipe)
     entries = reader.read(lambda: catalog.scan(run.checkpoints_path)) or []

@@ -93,7 +93,7 @@ class RunSummary:
 
 def summarize_run(path: str | Path) -> RunSummary:
     """Summary of a run or an imported model; what cannot be read is listed in its problems."""
-    folder, reader = Path(path), Reader([])
+    folder, reader = Path(path), RunReader([])
     run, imported = RunDirectory(folder), is_imported(folder)
     if not (imported or os.path.isdir(folder / CHECKPOINTS)):
         reader.problems.append(f"{folder} has no {CHECKPOINTS}/")
@@ -190,7 +190,7 @@ def number(record: Record, key: str) -> float | None:
     return finite_number(record.get(key))
 
 
-class Reader:
+class RunReader:
     """Reads the parts of a run; an error is added to `problems` and reading goes on."""
 
     def __init__(self, problems: list[str]) -> None:

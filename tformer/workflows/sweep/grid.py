@@ -20,7 +20,7 @@ from tformer.support.errors import InputError
 from tformer.training.options import TrainOptions, read_words
 from tformer.training.request import find_training
 from tformer.training.training import Training
-from tformer.workflows.sweep.plan import Task, split_keys
+from tformer.workflows.sweep.plan import SweepTask, split_keys
 
 STACKS = ("encoder", "decoder")
 COMMON = frozenset({"kind", "place", "size", "rate"})
@@ -46,7 +46,7 @@ class Variant:
     sets: the choices as values of `--set`, without wildcards.
     """
 
-    task: Task
+    task: SweepTask
     slug: str
     choices: Mapping[str, str]
     sets: tuple[str, ...]
@@ -70,7 +70,7 @@ class Cell:
         return self.variant.cell_name(self.seed)
 
 
-def axes_of(task: Task) -> tuple[Axis, ...]:
+def axes_of(task: SweepTask) -> tuple[Axis, ...]:
     """The task's axes with the shortest labels that are unique."""
     coupled = [(split_keys(keys), values) for keys, values in task.vary.items()]
     shown = []
@@ -87,7 +87,7 @@ def axes_of(task: Task) -> tuple[Axis, ...]:
     return tuple(axes)
 
 
-def variants_of(task: Task, *, recipe: Mapping[str, Any], prefix: str) -> list[Variant]:
+def variants_of(task: SweepTask, *, recipe: Mapping[str, Any], prefix: str) -> list[Variant]:
     """Every combination of the axes' values, the last axis fastest.
 
     recipe: the task's, as plain data: `*` in a key stands for its stacks.
@@ -179,7 +179,7 @@ LEAST_POINTS = 10
 EVAL_EVERY = "training.eval_every"
 
 
-def eval_every_for_a_curve(task: Task, sets: Sequence[str], recipe: Recipe) -> float | None:
+def eval_every_for_a_curve(task: SweepTask, sets: Sequence[str], recipe: Recipe) -> float | None:
     """A `training.eval_every` that gives enough validations; None if there are enough or the user set it."""
     training, given = recipe.training, [*task.set, *sets, *train_options(task.train).sets]
     stated = {} if task.config is None else read_yaml(Path(task.config)).value
@@ -194,7 +194,7 @@ def eval_every_for_a_curve(task: Task, sets: Sequence[str], recipe: Recipe) -> f
 
 
 def all_sets(
-    task: Task, sets: Sequence[str], *, max_steps: int | None, seed: int | None, eval_every: float | None = None
+    task: SweepTask, sets: Sequence[str], *, max_steps: int | None, seed: int | None, eval_every: float | None = None
 ) -> tuple[str, ...]:
     """All values of `--set`, in order: the task's, the variant's, the sweep's own.
 
@@ -205,7 +205,7 @@ def all_sets(
     return (*(f"{key}={as_text(value)}" for key, value in task.set.items()), *sets, *decided)
 
 
-def start_of(task: Task, sets: Sequence[str], *, max_steps: int | None, seed: int | None = None) -> Training:
+def start_of(task: SweepTask, sets: Sequence[str], *, max_steps: int | None, seed: int | None = None) -> Training:
     """The start of `tformer train` with these settings. Raises InputError for a wrong recipe."""
     options, config = train_options(task.train), None if task.config is None else Path(task.config)
     sets = (*options.sets, *all_sets(task, sets, max_steps=max_steps, seed=seed))

@@ -12,20 +12,20 @@ from tformer.metrics.statistics import Stat
 from tformer.support.files import write_file
 from tformer.viz.evaluation import middle
 from tformer.viz.figure import draw_panels
-from tformer.viz.output import Output, write_output
+from tformer.viz.output import OutputTarget, write_output
 from tformer.viz.picture import render_plots
-from tformer.viz.plot.series import Panel, Series, label_of, make_series
-from tformer.viz.plots import Line, Lines, Plot
+from tformer.viz.plot.series import MetricPanel, Series, label_of, make_series
+from tformer.viz.plots import Line, LinePlot, Plot
 from tformer.workflows.sweep.cells import DONE, Result
 from tformer.workflows.sweep.grid import UNSAFE, axes_of
-from tformer.workflows.sweep.plan import Plan, Task
+from tformer.workflows.sweep.plan import SweepPlan, SweepTask
 
 CURVE_FORMATS: tuple[Literal["svg", "png"], ...] = ("svg", "png")
 PLOT_FORMATS = ("html", "svg", "png", "csv")
 FRACTION = "data.fraction"
 
 
-def draw(plan: Plan, results: Sequence[Result], out: Path) -> list[Path]:
+def draw(plan: SweepPlan, results: Sequence[Result], out: Path) -> list[Path]:
     """Write curves.svg and curves.png; in four formats learning-curve, of an axis over the size of the data, and
     LABEL-by-position or -length, of an evaluation with --by. A set for each task. Returns the files.
     """
@@ -42,11 +42,11 @@ def draw(plan: Plan, results: Sequence[Result], out: Path) -> list[Path]:
         for stem, plots in pictures.items():
             for kind in PLOT_FORMATS if plots else ():
                 written.append(out / f"{stem}{end}.{kind}")
-                write_output(Output(kind, written[-1]), render_plots(plots, kind, title=title))
+                write_output(OutputTarget(kind, written[-1]), render_plots(plots, kind, title=title))
     return written
 
 
-def _training(results: Sequence[Result]) -> Panel | None:
+def _training(results: Sequence[Result]) -> MetricPanel | None:
     """Validation metric against the step, one curve for each variant, the mean over its seeds.
 
     Where training is validated only once, at its end, the training loss is drawn instead.
@@ -55,7 +55,7 @@ def _training(results: Sequence[Result]) -> Panel | None:
     curves = _mean_curves(results, "curve" if validated else "training_curve")
     if not any(curve.x.size for curve in curves):
         return None
-    return Panel(f"validation {results[0].metric}" if validated else "training loss", curves)
+    return MetricPanel(f"validation {results[0].metric}" if validated else "training loss", curves)
 
 
 def _mean_curves(results: Sequence[Result], key: str) -> list[Series]:
@@ -81,7 +81,7 @@ def statistics_of(points: Iterable[tuple[str, float, float]]) -> dict[str, list[
     }
 
 
-def _learning_curves(task: Task, results: Sequence[Result]) -> Iterator[Plot]:
+def _learning_curves(task: SweepTask, results: Sequence[Result]) -> Iterator[Plot]:
     """The best validation, and each evaluation, against the share of the training data; none without such an axis."""
     label = next((axis.label for axis in axes_of(task) if axis.keys == (FRACTION,)), None)
     if label is None:
@@ -100,7 +100,7 @@ def _learning_curves(task: Task, results: Sequence[Result]) -> Iterator[Plot]:
             yield mean_lines(points, "share of the training data", words, title=f"{name}: {words}", log_x=True)
 
 
-def _breakdowns(task: Task, results: Sequence[Result]) -> Iterator[tuple[str, list[Plot]]]:
+def _breakdowns(task: SweepTask, results: Sequence[Result]) -> Iterator[tuple[str, list[Plot]]]:
     """(name of the files, plot) of each evaluation with --by: the loss by position or length."""
     for label in task.evaluate:
         found = [(result, entry["by"]) for result in results if "by" in (entry := result.evaluate.get(label, {}))]
@@ -111,7 +111,7 @@ def _breakdowns(task: Task, results: Sequence[Result]) -> Iterator[tuple[str, li
             yield f"{UNSAFE.sub('-', label)}-by-{axis}", [lines]
 
 
-def mean_lines(points: Iterable[tuple[str, float, float]], x_label: str, y_label: str, **options: object) -> Lines:
+def mean_lines(points: Iterable[tuple[str, float, float]], x_label: str, y_label: str, **options: object) -> LinePlot:
     """Lines through the means of the values (name of the line, x, value) at each x, their deviation as error bars."""
     lines, seeds = [], 1
     for name, stats in statistics_of(points).items():
@@ -120,7 +120,7 @@ def mean_lines(points: Iterable[tuple[str, float, float]], x_label: str, y_label
         lines.append(Line(name, np.array([x for x, _ in stats]), np.array([stat.mean for _, stat in stats]), spread))
         seeds = max(seeds, most)
     caption = f"Mean of {seeds} seeds; the bars are one standard deviation." if seeds > 1 else "One seed."
-    return Lines(x_label, y_label, lines, points=True, caption=caption, **options)  # type: ignore[arg-type]
+    return LinePlot(x_label, y_label, lines, points=True, caption=caption, **options)  # type: ignore[arg-type]
 
 
 def _variant(result: Result, *, without: str = "") -> str:

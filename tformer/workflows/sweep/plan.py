@@ -57,7 +57,7 @@ def _checked_name(name: str) -> str:
 Name = Annotated[str, AfterValidator(_checked_name)]
 
 
-class Task(Section):
+class SweepTask(Section):
     """One recipe and its data, and the axes along which it varies."""
 
     name: Name = "sweep"
@@ -70,7 +70,7 @@ class Task(Section):
     evaluate: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _has_sound_axes(self) -> Task:
+    def _has_sound_axes(self) -> SweepTask:
         for keys, values in self.vary.items():
             names = split_keys(keys)
             if not all(names):
@@ -93,16 +93,16 @@ class Task(Section):
         return self
 
 
-class Plan(Section):
+class SweepPlan(Section):
     """A whole sweep."""
 
     name: Name = "sweep"
     seeds: Positive = 1
     max_steps: Positive | None = None
-    tasks: tuple[Task, ...]
+    tasks: tuple[SweepTask, ...]
 
     @model_validator(mode="after")
-    def _has_tasks_of_different_names(self) -> Plan:
+    def _has_tasks_of_different_names(self) -> SweepPlan:
         if not self.tasks:
             raise ValueError("tasks: found none, expected at least one")
         names = [task.name for task in self.tasks]
@@ -112,7 +112,7 @@ class Plan(Section):
             raise ValueError(f"tasks: two are called {twice!r}, expected different names")
         return self
 
-    def place_of(self, task: Task) -> str:
+    def place_of(self, task: SweepTask) -> str:
         """The start of a message about a task; empty where there is one."""
         return f"task {task.name}: " if len(self.tasks) > 1 else ""
 
@@ -122,7 +122,7 @@ def split_keys(keys: str) -> list[str]:
     return [key.strip() for key in keys.split(",")]
 
 
-def read_plan(name: str) -> Plan:
+def read_plan(name: str) -> SweepPlan:
     """A written plan: a file, or the name of a shipped one. Raises InputError with file, line and key."""
     path, shipped = Path(name), list_plans()
     if name in shipped and not path.is_file():
@@ -137,7 +137,7 @@ def list_plans() -> dict[str, Path]:
     return {path.stem: path for path in sorted((preset_folder() / SWEEPS).glob("*.yaml"))}
 
 
-def validated(document: Document, name: str, *, expand: bool = True) -> Plan:
+def validated(document: Document, name: str, *, expand: bool = True) -> SweepPlan:
     """The plan in a document. name: for messages; empty for a plan from options.
 
     Raises InputError with line and key of every mistake.
@@ -151,7 +151,7 @@ def validated(document: Document, name: str, *, expand: bool = True) -> Plan:
     raise_problems(list(unusable_values(document.value)), where)
     data = _expanded(document.value, (), where) if expand else document.value
     try:
-        return Plan.model_validate_json(json.dumps(data), strict=True)
+        return SweepPlan.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
         problems = list(_problems(error))
         if not name:  # messages of a plan from options name no task
@@ -185,7 +185,7 @@ def _problems(error: ValidationError) -> Iterator[Problem]:
     for entry in error.errors(include_url=False):
         kind, path = entry["type"], tuple(map(str, entry["loc"]))
         if kind in UNKNOWN_KEY:
-            known = (Task if len(path) > 2 and path[0] == "tasks" else Plan).model_fields
+            known = (SweepTask if len(path) > 2 and path[0] == "tasks" else SweepPlan).model_fields
             yield Problem(path, "unknown key", did_you_mean(path[-1], known))
         else:
             yield Problem(path, mistake_of(entry))
@@ -201,8 +201,8 @@ def plan_of_flags(
     vary: Sequence[str],
     evaluate: Sequence[str],
     **of_plan: int | str,
-) -> Plan:
-    """The plan of one task that options describe; of_plan: keys of `Plan`. Raises InputError that names the option."""
+) -> SweepPlan:
+    """The plan of one task that options describe; of_plan: keys of `SweepPlan`. InputError names the option."""
     axes: dict[str, list[Any]] = {}
     for text in vary:
         keys, values = parse_vary(text)

@@ -35,14 +35,14 @@ from tformer.workflows.sweep.grid import (
     variants_of,
 )
 from tformer.workflows.sweep.pictures import draw
-from tformer.workflows.sweep.plan import Plan
-from tformer.workflows.sweep.table import Table, ended_line, make_table, write_tables
+from tformer.workflows.sweep.plan import SweepPlan
+from tformer.workflows.sweep.table import SweepTable, ended_line, make_table, write_tables
 
 PLAN_FILE = "sweep.json"
 MAX_PLAN_BYTES = 1 << 20
 MAX_TRAININGS = 10_000
 
-Tabulate = Callable[[Plan, Sequence[Result]], Table]
+Tabulate = Callable[[SweepPlan, Sequence[Result]], SweepTable]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Grid:
     notes: tuple[str, ...]
 
 
-def resolve_plan(plan: Plan, *, skip_invalid: bool = False) -> Grid:
+def resolve_plan(plan: SweepPlan, *, skip_invalid: bool = False) -> Grid:
     """Resolve every cell's recipe, before anything is trained.
 
     Raises InputError for the first cell that its recipe refuses (skip_invalid: such cells are left out), for a task
@@ -108,7 +108,7 @@ def resolve_plan(plan: Plan, *, skip_invalid: bool = False) -> Grid:
 
 
 def run_sweep(
-    plan: Plan,
+    plan: SweepPlan,
     grid: Grid,
     out: Path,
     *,
@@ -118,7 +118,7 @@ def run_sweep(
     work: Work = QUIET,
     slots: Sequence[Slot] = (ONE_SLOT,),
     tabulate: Tabulate = make_table,
-) -> tuple[Table, list[Result]]:
+) -> tuple[SweepTable, list[Result]]:
     """Train all unfinished cells, and write tables and plots into `out`. Results are in the table's order.
 
     begins, ended: called with the name of a training or its result, and a line about it.
@@ -158,7 +158,7 @@ def run_sweep(
                 found[cell.name] = result
                 write()
 
-        def write() -> tuple[Table, list[Result]]:
+        def write() -> tuple[SweepTable, list[Result]]:
             results = sorted(found.values(), key=lambda result: grid.order.index(result.cell))
             table = tabulate(plan, results)
             write_tables(plan, table, results, out)
@@ -238,7 +238,7 @@ def stored_plan(out: Path) -> dict[str, Any] | None:
     return read_object(out / PLAN_FILE, max_bytes=MAX_PLAN_BYTES) if (out / PLAN_FILE).is_file() else None
 
 
-def _claim(out: Path, plan: Plan) -> None:
+def _claim(out: Path, plan: SweepPlan) -> None:
     """Reserve the folder for this plan. Raises InputError with the difference when it belongs to another."""
     stored, asked = stored_plan(out), plan.model_dump(mode="json")
     if stored is None and (found := sorted(entry.name for entry in out.iterdir() if entry.name != LOCK_NAME)):

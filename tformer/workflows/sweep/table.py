@@ -15,13 +15,13 @@ from tformer.support.files import write_text
 from tformer.support.formatting import amount, csv_text, finite_number, json_text, mebibytes, minutes_and_seconds
 from tformer.workflows.sweep.cells import DONE, TRAINED, Result
 from tformer.workflows.sweep.grid import axes_of
-from tformer.workflows.sweep.plan import Plan
+from tformer.workflows.sweep.plan import SweepPlan
 
 TWO_DECIMALS = frozenset({"bleu", "chrf"})
 
 
 @dataclass(frozen=True)
-class Row:
+class SweepRow:
     """One variant.
 
     Attributes:
@@ -51,7 +51,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Table:
+class SweepTable:
     """Rows in the order of the plan. labels: of the axes; about: a sentence on it.
 
     summary: what table.json has beside the rows.
@@ -60,7 +60,7 @@ class Table:
     name: str
     labels: tuple[str, ...]
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[SweepRow, ...]
     summary: dict[str, Any] = field(default_factory=dict)
     about: str = ""
 
@@ -72,13 +72,15 @@ class Table:
     def headings(self) -> list[str]:
         return [*(["task"] if self.has_tasks else []), *self.labels, *(column.title for column in self.columns)]
 
-    def cells(self, row: Row, *, mark: Callable[[str], str] = str, escape: Callable[[str], str] = str) -> list[str]:
+    def cells(
+        self, row: SweepRow, *, mark: Callable[[str], str] = str, escape: Callable[[str], str] = str
+    ) -> list[str]:
         """The row's texts under `headings`, each escaped; `mark` changes the best ones of a task."""
         words = [*([row.task] if self.has_tasks else []), *(row.choices.get(label, "") for label in self.labels)]
         texts, best = map(escape, [*words, *(_text(row, column) for column in self.columns)]), self.best(row)
         return [mark(text) if number in best else text for number, text in enumerate(texts)]
 
-    def best(self, row: Row) -> set[int]:
+    def best(self, row: SweepRow) -> set[int]:
         """The numbers of the cells in which the row is the best of its task."""
         first = len(self.headings) - len(self.columns)
         return {number for number, column in enumerate(self.columns, first) if self._is_best(row, column)}
@@ -99,7 +101,7 @@ class Table:
             about = f"no variant is marked as the best: they differ {noise}"
         return [*remarks, about]
 
-    def _is_best(self, row: Row, column: Column) -> bool:
+    def _is_best(self, row: SweepRow, column: Column) -> bool:
         """Whether the row ties with the best of its task in a judged column; False if all rows tie."""
         own, rivals = row.stats.get(column.key), self._rivals(row, column)
         if not column.judged or own is None or own not in rivals:
@@ -107,7 +109,7 @@ class Table:
         best = min(rivals, key=lambda stat: lower_is_better(row.metrics[column.key], stat.mean))
         return own.ties_with(best) and not all(stat.ties_with(best) for stat in rivals)
 
-    def _rivals(self, row: Row, column: Column) -> list[Stat]:
+    def _rivals(self, row: SweepRow, column: Column) -> list[Stat]:
         """The finite values of the row's task in a column; none in a column of another task."""
         metric = row.metrics.get(column.key)
         alike = (other for other in self.rows if other.task == row.task and other.metrics.get(column.key) == metric)
@@ -129,7 +131,7 @@ COSTS = (
 )
 
 
-def make_table(plan: Plan, results: Sequence[Result]) -> Table:
+def make_table(plan: SweepPlan, results: Sequence[Result]) -> SweepTable:
     """The table of the results so far, which are in the order of the rows."""
     groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[Result]] = {}
     for result in results:
@@ -141,10 +143,10 @@ def make_table(plan: Plan, results: Sequence[Result]) -> Table:
     columns = [column for column in COSTS if any(column.key in row.stats for row in rows)]
     columns += [Column(f"valid.{metric}", metric, show_metric, judged=True) for metric in metrics]
     columns += [Column(f"evaluate.{label}", label, show_metric, judged=True) for label in evaluations]
-    return Table(plan.name, labels, tuple(columns), rows)
+    return SweepTable(plan.name, labels, tuple(columns), rows)
 
 
-def _row(task: str, choices: dict[str, str], results: Sequence[Result]) -> Row:
+def _row(task: str, choices: dict[str, str], results: Sequence[Result]) -> SweepRow:
     good = [result for result in results if result.status in (DONE, TRAINED)]
     values: dict[str, list[float]] = {}
     metrics: dict[str, str] = {}
@@ -161,7 +163,7 @@ def _row(task: str, choices: dict[str, str], results: Sequence[Result]) -> Row:
         metrics[f"valid.{result.metric}"] = result.metric
     failures = Counter(result.status for result in results if result not in good)
     stats = {key: stat for key, found in values.items() if (stat := Stat.of(found)) is not None}
-    return Row(task, choices, len(results), dict(failures), stats, metrics, refused)
+    return SweepRow(task, choices, len(results), dict(failures), stats, metrics, refused)
 
 
 def measures(result: Result) -> Iterator[tuple[str, float]]:
@@ -180,7 +182,7 @@ def measures(result: Result) -> Iterator[tuple[str, float]]:
             yield f"evaluate.{label}", float(entry["value"])
 
 
-def _text(row: Row, column: Column) -> str:
+def _text(row: SweepRow, column: Column) -> str:
     stat, metric = row.stats.get(column.key), row.metrics.get(column.key, "")
     if not column.judged:
         return "" if stat is None else column.show(stat.mean, metric)
@@ -220,7 +222,7 @@ OF_A_CELL = ("status", "message", "steps", "tokens", "metric", "best_step")
 CURVES = ("curve", "training_curve")
 
 
-def write_tables(plan: Plan, table: Table, results: Sequence[Result], out: Path) -> None:
+def write_tables(plan: SweepPlan, table: SweepTable, results: Sequence[Result], out: Path) -> None:
     """table.md, table.tex, table.csv (a row a variant), cells.csv (a row a training) and table.json, each whole."""
     write_text(out / "table.md", markdown(table) + "".join(f"\n{remark}\n" for remark in table.remarks()))
     write_text(out / "table.tex", latex(table))
@@ -243,7 +245,7 @@ def write_tables(plan: Plan, table: Table, results: Sequence[Result], out: Path)
     write_text(out / "table.json", json_text(document(plan, table, results), indent=1))
 
 
-def markdown(table: Table) -> str:
+def markdown(table: SweepTable) -> str:
     """The table as Markdown, the best ones of each task in bold."""
 
     def line(cells: Sequence[str]) -> str:
@@ -266,7 +268,7 @@ LATEX = str.maketrans(
 )
 
 
-def latex(table: Table) -> str:
+def latex(table: SweepTable) -> str:
     """The table as a LaTeX tabular with rules of booktabs, for \\input; the best ones of each task in bold."""
 
     def line(cells: Sequence[str]) -> str:
@@ -287,7 +289,7 @@ def latex(table: Table) -> str:
     return "\n".join([*comments, *rows]) + "\n"
 
 
-def document(plan: Plan, table: Table, results: Sequence[Result]) -> dict[str, Any]:
+def document(plan: SweepPlan, table: SweepTable, results: Sequence[Result]) -> dict[str, Any]:
     """The JSON document of `--json`: everything but the curves."""
     cells = [{key: value for key, value in asdict(result).items() if key not in CURVES} for result in results]
     rows = [asdict(row) | {"text": dict(zip(table.headings, table.cells(row), strict=True))} for row in table.rows]

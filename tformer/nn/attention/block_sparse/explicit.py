@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from tformer.nn.attention.block_sparse.pattern import Group, KeysAndValues, Pattern, part_masks
+from tformer.nn.attention.block_sparse.pattern import BlockGroup, KeysAndValues, Pattern, part_masks
 from tformer.nn.attention.context import AttentionContext, AttentionInputs
 from tformer.nn.attention.core import attend
 
@@ -140,7 +140,7 @@ def _attend_chunk(chunk: _Chunk, pattern: Pattern, inputs: AttentionInputs) -> T
         """[B or 1, X, n, w, x] -> [B n, X, w, x]"""
         return x_BXnwx.expand(batch, -1, -1, -1, -1).transpose(1, 2).flatten(0, 1)
 
-    group = Group(
+    group = BlockGroup(
         slice(0, batch),
         slice(0, 1),
         chunk.first,

@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tformer.nn.attention.block_sparse.explicit import attend_blocks_explicit, recomputes
-from tformer.nn.attention.block_sparse.pattern import Group, KeysAndValues, Pattern, band_of, part_masks, runs
+from tformer.nn.attention.block_sparse.pattern import BlockGroup, KeysAndValues, Pattern, band_of, part_masks, runs
 from tformer.nn.attention.context import MASKED_SCORE, AttentionInputs
 from tformer.nn.attention.mechanism import BACKWARD_AND_FORWARD, Mechanism
 from tformer.nn.dropout import outside_graphs
@@ -102,7 +102,7 @@ class _View(NamedTuple):
     """One group of blocks: its rows of queries, and the keys and values that it reads."""
 
     pattern: Pattern
-    group: Group
+    group: BlockGroup
     per_head: int  # G: the G query heads of a key head are one matrix
     random: Tensor | None  # rows of `_Source.blocks` that the group reads, [M r]
 
@@ -206,7 +206,7 @@ def _views(pattern: Pattern, q_BHTh: Tensor, keys: _Source) -> Iterator[_View]:
         for example in range(0, batch, examples):
             for head in range(0, num_kv_heads, heads):
                 for first in range(0, run.num_blocks, count):
-                    group = Group(
+                    group = BlockGroup(
                         slice(example, min(example + examples, batch)),
                         slice(head, min(head + heads, num_kv_heads)),
                         run.first + first,
@@ -218,7 +218,7 @@ def _views(pattern: Pattern, q_BHTh: Tensor, keys: _Source) -> Iterator[_View]:
                     yield _View(pattern, group, per_head, _random_rows(pattern, group, keys.slots))
 
 
-def _random_rows(pattern: Pattern, group: Group, k_BKSh: Tensor) -> Tensor | None:
+def _random_rows(pattern: Pattern, group: BlockGroup, k_BKSh: Tensor) -> Tensor | None:
     """Rows of `_Source.blocks` that the blocks of a group read at random, [M r]."""
     if pattern.random is None:
         return None

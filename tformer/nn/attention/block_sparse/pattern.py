@@ -106,7 +106,7 @@ class Pattern:
         )
 
 
-class Run(NamedTuple):
+class BlockRun(NamedTuple):
     """Blocks of equal width and span side by side. `low`: the first slot of the first one's span."""
 
     first: int
@@ -116,7 +116,7 @@ class Run(NamedTuple):
     span: int
 
 
-class Group(NamedTuple):
+class BlockGroup(NamedTuple):
     """Some blocks of a run for some examples and key heads, computed at once."""
 
     examples: slice
@@ -136,7 +136,7 @@ class Group(NamedTuple):
         return slice(self.first, self.first + self.num_blocks)
 
 
-def runs(pattern: Pattern, num_queries: int, num_keys: int) -> Iterator[Run]:
+def runs(pattern: Pattern, num_queries: int, num_keys: int) -> Iterator[BlockRun]:
     """One run of all whole blocks with a whole span, each other block by itself."""
     block, start = pattern.block, pattern.start
     whole = pattern.before + block + pattern.after
@@ -145,19 +145,19 @@ def runs(pattern: Pattern, num_queries: int, num_keys: int) -> Iterator[Run]:
     for number in range(first):
         yield _single(pattern, number, num_queries, num_keys)
     if last > first:
-        yield Run(first, last - first, block, start + first * block - pattern.before, whole)
+        yield BlockRun(first, last - first, block, start + first * block - pattern.before, whole)
     for number in range(last, -(-num_queries // block)):
         yield _single(pattern, number, num_queries, num_keys)
 
 
-def _single(pattern: Pattern, number: int, num_queries: int, num_keys: int) -> Run:
+def _single(pattern: Pattern, number: int, num_queries: int, num_keys: int) -> BlockRun:
     begin = pattern.start + number * pattern.block
     low = max(0, begin - pattern.before)
     high = min(num_keys, begin + pattern.block + pattern.after)
-    return Run(number, 1, min(pattern.block, num_queries - number * pattern.block), low, high - low)
+    return BlockRun(number, 1, min(pattern.block, num_queries - number * pattern.block), low, high - low)
 
 
-def part_masks(pattern: Pattern, group: Group) -> list[Tensor | None]:
+def part_masks(pattern: Pattern, group: BlockGroup) -> list[Tensor | None]:
     """Masks of the span, and of the shared and the random keys if there are any: bool [b or 1, n, w or 1, keys].
 
     None where every key is visible.
@@ -177,7 +177,9 @@ def part_masks(pattern: Pattern, group: Group) -> list[Tensor | None]:
     return [None if mask is None or all_true_on_cpu(mask) else mask for mask in masks]
 
 
-def _mask(pattern: Pattern, group: Group, keys: KeyNumbers, of_blocks: Callable[[Tensor], Tensor]) -> Tensor | None:
+def _mask(
+    pattern: Pattern, group: BlockGroup, keys: KeyNumbers, of_blocks: Callable[[Tensor], Tensor]
+) -> Tensor | None:
     """Mask of the keys that the queries see.
 
     of_blocks: numbers [B or 1, keys] -> [b or 1, n or 1, 1, keys of a block].
@@ -192,17 +194,17 @@ def _mask(pattern: Pattern, group: Group, keys: KeyNumbers, of_blocks: Callable[
     return seen
 
 
-def _of_examples(x: Tensor, group: Group) -> Tensor:
+def _of_examples(x: Tensor, group: BlockGroup) -> Tensor:
     return x if x.shape[0] == 1 else x[group.examples]
 
 
-def _spans(x_BS: Tensor, pattern: Pattern, group: Group) -> Tensor:
+def _spans(x_BS: Tensor, pattern: Pattern, group: BlockGroup) -> Tensor:
     """[b or 1, n, s]"""
     end = group.low + (group.num_blocks - 1) * pattern.block + group.span
     return _of_examples(x_BS, group)[:, group.low : end].unfold(1, group.span, pattern.block)
 
 
-def _of_queries(x_BS: Tensor, pattern: Pattern, group: Group) -> Tensor:
+def _of_queries(x_BS: Tensor, pattern: Pattern, group: BlockGroup) -> Tensor:
     """Numbers of the queries' own slots, [b or 1, n, w, 1]."""
     begin = pattern.start + group.first * pattern.block
     chosen = _of_examples(x_BS, group)[:, begin : begin + group.num_blocks * group.width]
