@@ -461,7 +461,7 @@ MISTAKES = [
     ("masked", "fill_masks", ["none"], {}, "mask", None),
     ("lm", "classify", ["x"], {}, "no head this command can use: found lm", None),
     ("classifier", "classify", [("x", "y")], {}, "trained on single texts, not on pairs", None),
-    ("classifier", "classify", ["x"], {"threshold": 1.5}, "threshold must be between 0 and 1, found 1.5", None),
+    ("classifier", "classify", ["x"], {"threshold": 1.5}, "threshold must be 0 to 1, found 1.5", None),
     ("classifier", "classify", ["x"], {"text": "y"}, "classify takes no text", "first argument"),
     ("classifier", "classify", [[{"text": "a"}, {"txt": "b"}]], {}, "data[1]: no key 'text'; did you mean 'txt'", None),
     ("classifier", "classify", [[{"text": "a"}, "b"]], {}, "input 0: found {'text': 'a'}, expected a text", None),

@@ -136,22 +136,6 @@ def test_the_list_says_what_an_export_would_do_and_writes_nothing(
         assert json.loads(cli("inspect", run, "--json").out)["formats"] == by_recipe
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        ("--out", "new"),
-        ("--to", "gguf"),
-        ("--dtype", "bf16"),
-        ("--as", "gpt2"),
-        ("--shard-size", "1GB"),
-        ("--no-cache",),
-    ],
-)
-def test_the_list_refuses_options_of_writing(cli: Callable[..., Any], given: tuple[str, ...]) -> None:
-    outcome = cli("export", "run", "--list", *given)
-    assert outcome.code == 2 and f"--list writes nothing: omit {given[0]}" in outcome.err
-
-
 def test_inspect_reads_neither_tokenizer_nor_weights_for_the_formats(
     trained: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

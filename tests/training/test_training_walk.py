@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-FUNCTIONS, FILES = 676, 110
+FUNCTIONS, FILES = 700, 111
 """What `python -m tests.walk train` counts, and the few more that a slow start calls. A change that needs more has a
 reason, or a shorter way."""
 

@@ -22,9 +22,9 @@ from typing import Any, Literal, Self
 
 from tformer.recipe.sections import Generation
 from tformer.support import decoding as row
-from tformer.support.bounds import out_of_bounds
-from tformer.support.decoding import SETTINGS
+from tformer.support.bounds import Seed, out_of_bounds
 from tformer.support.errors import InputError
+from tformer.support.options import facts_of, hints_of
 
 FinishReason = Literal["eos", "stop", "length", "context", "interrupted"]
 
@@ -91,8 +91,8 @@ class DecodingSettings:
     @classmethod
     def _check(cls, values: Mapping[str, Any], *, names: Mapping[str, str]) -> None:
         """Raise InputError for settings that cannot be decoded with. `names`: of values that have no flag."""
-        for name, value in values.items():  # `stop_texts` is the setting `stop`
-            if wrong := out_of_bounds(value, SETTINGS.get(name.removesuffix("_texts"), ())):
+        for name, hint in hints_of(cls).items():
+            if wrong := out_of_bounds(values[name], facts_of(hint)):
                 raise InputError(f"{names.get(name, name)} {wrong}")
         _check_order(values, names, "min_new_tokens", "max_new_tokens")
         has_end = values["eos_id"] is not None or values["forced_eos"] is not None or values["stop_tokens"]
@@ -117,7 +117,7 @@ class GenerationSettings(DecodingSettings):
     top_p: row.TopP = DEFAULT.top_p  # 1: off
     min_p: row.MinP = DEFAULT.min_p  # 0: off
     stop_texts: row.Stop = DEFAULT.stop
-    seed: int = 0
+    seed: Seed = 0
     num_samples: row.NumSamples = 1  # completions per prompt
     logprobs: bool = False
     context: row.ContextPolicy = "slide"

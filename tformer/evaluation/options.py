@@ -141,10 +141,11 @@ class EvaluationOptions(EvaluationDataOptions):
 
     run: Run = None
     beam_size: Annotated[
-        int | None, PAIRS("--beam-size", metavar="B", help="Hypotheses per text; 1: greedy.", default="the recipe's")
+        Positive | None,
+        PAIRS("--beam-size", metavar="B", help="Hypotheses per text; 1: greedy.", default="the recipe's"),
     ] = None
     max_new_tokens: Annotated[
-        int | None,
+        Positive | None,
         PAIRS(
             "--max-new-tokens",
             metavar="N",

@@ -65,7 +65,8 @@ def _keywords(options_type: type[Any]) -> dict[str, tuple[str, Any, str | None]]
         declared = declared_option(hint)
         if declared.flags:
             hints = [fact.hint for fact in facts_of(hint) if isinstance(fact, CommandOnly)]
-            found[as_keyword(declared.flags[0])] = (name, types[name], hints[0] if hints else None)
+            flag = next(flag for flag in declared.flags if flag.startswith("--"))
+            found[as_keyword(flag)] = (name, types[name], hints[0] if hints else None)
     return found
 
 
