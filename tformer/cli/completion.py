@@ -7,7 +7,7 @@ the names of commands and options itself. Nothing here imports torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import typer
 
@@ -23,46 +23,38 @@ def completer(flags: Sequence[str], metavar: str | None) -> Completer | None:
     """The function that completes an option (by its first flag) or an argument (by the name of its value); None: typer
     completes it by its type."""
     name = flags[0] if flags else (metavar or "").strip("[].")
-    if name in COMPLETERS:
-        return COMPLETERS[name]
     literals = [word for word in (metavar or "").split("|") if LITERAL.fullmatch(word)]
-    return _choices(literals) if literals else None
+    words = WORDS.get(name, lambda context: literals)
+    if name not in WORDS and not literals:
+        return None
 
-
-def _choices(words: Sequence[str]) -> Completer:
     def matching(context: typer.Context, incomplete: str) -> list[str]:
-        return [word for word in words if word.startswith(incomplete)]
+        return [word for word in words(context) if word.startswith(incomplete)]
 
     return matching
 
 
-def _archs(context: typer.Context, incomplete: str) -> list[str]:
-    return [arch for arch in list_presets() if arch.startswith(incomplete)]
-
-
-def _presets(context: typer.Context, incomplete: str) -> list[str]:
+def _presets(context: typer.Context) -> list[str]:
     """The presets of --arch; without it ARCH/PRESET of every family."""
     presets, arch = list_presets(), context.params.get("arch")
-    every = presets.get(arch, []) if arch else [f"{arch}/{name}" for arch, names in presets.items() for name in names]
-    return [preset for preset in every if preset.startswith(incomplete)]
+    return presets.get(arch, []) if arch else [f"{arch}/{name}" for arch, names in presets.items() for name in names]
 
 
-def _runs(context: typer.Context, incomplete: str) -> list[str]:
+def _runs(context: typer.Context) -> list[str]:
     """The runs under runs/, by path; none for another beginning, which the shell completes as a file."""
-    runs = sorted(path.parent.as_posix() for path in RUNS.glob("*/recipe.yaml"))
-    return [run for run in runs if run.startswith(incomplete)]
+    return sorted(path.parent.as_posix() for path in RUNS.glob("*/recipe.yaml"))
 
 
-def _topics(context: typer.Context, incomplete: str) -> list[str]:
+def _topics(context: typer.Context) -> Iterable[str]:
     from tformer.guide import TOPICS
 
-    return [topic for topic in TOPICS if topic.startswith(incomplete)]
+    return TOPICS
 
 
-COMPLETERS: dict[str, Completer] = {
-    "--arch": _archs,
+WORDS: dict[str, Callable[[typer.Context], Iterable[str]]] = {
+    "--arch": lambda context: list_presets(),
     "--preset": _presets,
     "TOPIC": _topics,
     **dict.fromkeys(("RUN", "RUN2", "CHECKPOINT", "--run", "--init-from", "--teacher", "--ensemble"), _runs),
 }
-"""By flag, or by the name of an argument's value."""
+"""All words of an option, by flag, or of an argument, by the name of its value."""

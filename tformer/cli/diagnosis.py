@@ -32,7 +32,6 @@ from tformer.support.device import (
     device_name,
     has_bf16_instructions,
     instruction_set,
-    machine_memory,
     resolve_precision,
 )
 from tformer.support.formatting import amount
@@ -151,7 +150,7 @@ def _memory() -> dict[str, int]:
     """Total bytes, and bytes that are free or can be freed."""
     text = MEMORY_INFO.read_text() if MEMORY_INFO.exists() else ""
     lines = {name: int(count) * 1024 for name, count in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
-    total = lines.get("MemTotal") or machine_memory()
+    total = lines.get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {"total_bytes": total, **({"available_bytes": lines["MemAvailable"]} if "MemAvailable" in lines else {})}
 
 

@@ -220,7 +220,6 @@ def _shapes(options: InspectOptions) -> tuple[list[str], Any, str | None]:
 
         page = render_shapes(
             {title: trace.to_json() for title, trace in traces.items()},
-            title="Shapes",
             subtitle=f"The path of a tensor through {subject.name}",
             names=LETTERS,
             example=document.get("example"),

@@ -168,6 +168,6 @@ class StopFlag:
         self.be_patient()
         return True
 
-    def interrupted(self, message: str, *, hint: str | None = None) -> Interrupted:
+    def interrupted(self, message: str) -> Interrupted:
         """The error that ends the command with the exit code of the signal received."""
-        return Interrupted(message, signal_number=self.signal_number or signal.SIGINT, hint=hint)
+        return Interrupted(message, signal_number=self.signal_number or signal.SIGINT)

@@ -284,7 +284,7 @@ def make_step(model: Transformer) -> Callable[[FixedCache], Tensor]:
     def step(cache: FixedCache) -> Tensor:
         inputs = {f"{prefix}input_ids": cache.ids, f"{prefix}position_ids": cache.positions}
         logits_RV: Tensor = model(**inputs, cache=cache).logits_at(-1)
-        cache.step_done()
+        cache.slot.add_(1)
         return logits_RV
 
     # The compiler counts and limits graphs by their code object: each step has its own.

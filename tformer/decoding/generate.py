@@ -265,10 +265,8 @@ def _prefill(
     room = capacity if model.compiled_decoder is None else longest
     cache = model.new_cache(len(windows), room, device=device, dtype=dtype)
     if sources is not None and full is not None:
-        if isinstance(full, BucketedCache):
-            cache.cross, cache.encoder_mask = full.encoder_views()
-        else:
-            cache.take_encoder(full)
+        views = full.encoder_views() if isinstance(full, BucketedCache) else (full.cross, full.encoder_mask)
+        cache.cross, cache.encoder_mask = views
     logits_BV, _ = read_prompts(model, windows, cache, sources=sources if full is None else None)
     return logits_BV, cache
 

@@ -142,14 +142,14 @@ def _speedup_of_bf16_weights(kernels: Kernels, rows: int) -> float:
     return before / after
 
 
-def cast_matrices(model: Transformer, dtype: torch.dtype, compute_dtype: torch.dtype | None = None) -> None:
-    """Store the matrices of products in `dtype`, and biases in the dtype that computes: `compute_dtype` or `dtype`.
+def cast_matrices(model: Transformer, dtype: torch.dtype) -> None:
+    """Store the matrices of products and their biases in `dtype`, which computes.
 
     For inference: the parameters of higher precision are not kept.
     """
-    model.compute_dtype = compute_dtype or dtype
+    model.compute_dtype = dtype
     for module in model.modules():
-        _cast(module, dtype, model.compute_dtype)
+        _cast(module, dtype, dtype)
 
 
 def _cast(module: nn.Module, dtype: torch.dtype, compute_dtype: torch.dtype) -> None:

@@ -306,10 +306,6 @@ class ModelCache:
         """Whether cross-attention's keys and values are cached: the encoder need not run again."""
         return bool(self.cross) and all(cross.filled for cross in self.cross)
 
-    def take_encoder(self, other: ModelCache) -> None:
-        """Use the cross-attention cache of `other`, which has the same rows."""
-        self.cross, self.encoder_mask = other.cross, other.encoder_mask
-
     def advance(self, positions_BT: Tensor, valid_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Add T new slots with positions [B or 1, T]; valid: None if all hold tokens.
 

@@ -39,7 +39,7 @@ class FixedCache:
 
     Attributes:
         ids, positions: long [R, 1], the newest token of each row and its position: set before a step.
-        slot: long [1], where the step writes; `step_done` increments it on the device.
+        slot: long [1], where the step writes; it is incremented on the device.
         key_positions, key_valid: long and bool [R, C], content of the slots.
         key_ids: long [R, C], their tokens, where `like` keeps them; else None.
         cross: cross-attention's keys and values, [S, K, T, h] and [S, K, T, v]; none without an encoder.
@@ -95,9 +95,6 @@ class FixedCache:
         near = near.clamp(min=0)
         known = self.key_valid.index_select(1, near) & exists
         return self.key_ids.index_select(1, near).masked_fill(~known, -1)
-
-    def step_done(self) -> None:
-        self.slot.add_(1)
 
     # --- between steps ------------------------------------------------------------------------------------------------
 

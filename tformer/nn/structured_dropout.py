@@ -343,8 +343,3 @@ class LayerDrop(nn.Module):
 
     def extra_repr(self) -> str:
         return f"rates={[round(rate, 4) for rate in self.fixed]}, learned={self.learned}"
-
-
-def drawing_modules(model: nn.Module) -> list[DropHead | LayerDrop]:
-    """The modules of `model` whose draws several processes share."""
-    return [module for module in model.modules() if isinstance(module, DropHead | LayerDrop)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tformer.recipe.checks import check_recipe
 from tformer.recipe.load import Resolved, load_recipe, recipe_from_yaml, recipe_to_data, recipe_to_yaml
 from tformer.recipe.presets import DEFAULT_PRESETS
 from tformer.recipe.recipe import SCHEMA_VERSION, Recipe
@@ -14,7 +13,6 @@ __all__ = [
     "SCHEMA_VERSION",
     "Recipe",
     "Resolved",
-    "check_recipe",
     "json_schema",
     "list_presets",
     "load_recipe",

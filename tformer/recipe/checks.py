@@ -15,18 +15,12 @@ from tformer.objectives.base import WINDOWED, Objective
 from tformer.optim.optimizers import OPTIMIZERS
 from tformer.optim.schedules import READS_VALIDATION_LOSS
 from tformer.recipe.model import layer_sections
-from tformer.recipe.problems import Problem, raise_problems
+from tformer.recipe.problems import Problem
 from tformer.recipe.recipe import Recipe, Teacher
 from tformer.recipe.yaml_text import KeyPath
 
 WIDE_LOGITS = 2.0
 """A larger standard deviation of a tied output's first logits is worth a note; tables of std d_model^-1/2 have 1."""
-
-
-def check_recipe(recipe: Recipe) -> list[str]:
-    """The notes on a recipe; `InputError` if its keys contradict one another."""
-    raise_problems(list(contradictions(recipe)), lambda path: "")
-    return list(notes(recipe))
 
 
 def contradictions(recipe: Recipe) -> Iterator[Problem]:

@@ -46,26 +46,25 @@ class Document(NamedTuple):
     lines: dict[KeyPath, int]
 
 
-def read_yaml(path: Path, *, name: str | None = None) -> Document:
-    """Read and parse one file; `name`: of the file in messages. All failures are InputErrors."""
-    shown = name or str(path)
+def read_yaml(path: Path) -> Document:
+    """Read and parse one file. All failures are InputErrors."""
     if path.is_dir():
-        raise InputError(f"{shown}: found a folder, expected a YAML file")
+        raise InputError(f"{path}: found a folder, expected a YAML file")
     try:
         with open(path, "rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise InputError(f"{shown}: no such file") from None
+        raise InputError(f"{path}: no such file") from None
     except OSError as error:
-        raise InputError(f"{shown}: cannot be read: {error.strerror}") from None
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     if len(raw) > MAX_BYTES:
-        raise InputError(f"{shown}: found more than 1 MB, expected at most 1 MB")
+        raise InputError(f"{path}: found more than 1 MB, expected at most 1 MB")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{shown}:{line}: invalid UTF-8 at byte {error.start} of the file") from None
-    return parse_yaml(text, name=shown)
+        raise InputError(f"{path}:{line}: invalid UTF-8 at byte {error.start} of the file") from None
+    return parse_yaml(text, name=str(path))
 
 
 def parse_yaml(text: str, *, name: str) -> Document:

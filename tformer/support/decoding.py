@@ -7,7 +7,7 @@ defaults; the options of `tformer generate` (None: not given); and the settings 
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt  # pydantic reads these; its own `Field` takes longer to import than help may
 
@@ -17,7 +17,6 @@ from tformer.support.options import Neutral, Option, Panel, as_keyword, facts_of
 BEAMS, SAMPLING, LENGTH = Panel("Beam search"), Panel("Sampling"), Panel("Length and repetition")
 MOST_TOKENS, MOST_BEAMS = 2**30, 2**20
 INFINITE = float("inf")
-Fact = TypeVar("Fact")
 
 
 class Use(Enum):
@@ -243,11 +242,6 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
     if isinstance(fact, Option)
 }
 """The facts of each row, by the name of its field."""
-
-
-def fact_of(name: str, kind: type[Fact]) -> Fact | None:
-    """The fact of this type in the row of a setting; None if the row has none or there is no such setting."""
-    return next((fact for fact in SETTINGS.get(name, ()) if isinstance(fact, kind)), None)
 
 
 def keys_for(*uses: Use) -> tuple[str, ...]:

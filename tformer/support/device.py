@@ -282,11 +282,6 @@ def _stored_seconds(file: Path) -> float | None:
     return seconds if isinstance(seconds, float) and 0 < seconds < float("inf") else None
 
 
-def machine_memory() -> int:
-    """Bytes of memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def resolve_device(name: str) -> torch.device:
     """The device `auto`, `cpu`, `cuda` or `cuda:1`. Raises InputError for an unknown name and a missing device."""
     # cuDNN's attention plans anew for every length, 10 ms for each that decoding or a batch brings (H100, torch 2.11).

@@ -150,9 +150,9 @@ def listed(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def shortened(text: str, limit: int, ending: str = "...") -> str:
-    """The text, or its first `limit` characters and the ending."""
-    return text if len(text) <= limit else text[:limit] + ending
+def shortened(text: str, limit: int) -> str:
+    """The text, or its first `limit` characters and `...`."""
+    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def fitted(text: str, width: int, ending: str = "...") -> str:

@@ -137,8 +137,9 @@ class CorpusTask(Task):
         return [self.corpus(source, sets.tokenizer, sets.recipe, sets.work) for source in sources]
 
     def corpus(self, source: Any, tokenizer: Tokenizer, recipe: Recipe, work: Work) -> TokenCorpus:
-        """The tokens of a source."""
-        return read_corpus(source, tokenizer, work)
+        """The tokens of a source, from the cache or made now."""
+        with work.part(f"tokenizing {source.name}", total=source.size_bytes(), unit="B") as part:
+            return token_corpus(source, tokenizer, part)
 
     def context(self, recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveContext:
         """The context of the objective. Errors: a tokenizer without the special tokens that the objective needs."""
@@ -234,12 +235,6 @@ class CorpusTask(Task):
             last = f"the last {loaded.recipe.data.valid_fraction:.0%} of "
             name = ", ".join(last + source.name for source in sources)
         return corpora, name
-
-
-def read_corpus(source: TextSource, tokenizer: Tokenizer, work: Work) -> TokenCorpus:
-    """The tokens of a source, from the cache or made now."""
-    with work.part(f"tokenizing {source.name}", total=source.size_bytes(), unit="B") as part:
-        return token_corpus(source, tokenizer, part)
 
 
 class Text(CorpusTask):

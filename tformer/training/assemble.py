@@ -26,7 +26,6 @@ from tformer.objectives import build_objective
 from tformer.objectives.base import Objective, ObjectiveContext
 from tformer.optim.ema import Ema
 from tformer.optim.optimizers import NamedOptimizer, OptimizerSettings, build_optimizer
-from tformer.optim.schedules import LrSchedule, build_schedule
 from tformer.optim.shards import Shards, local
 from tformer.recipe.recipe import Recipe
 from tformer.support.device import has_bf16_instructions
@@ -261,10 +260,6 @@ def make_objective(recipe: Recipe, context: ObjectiveContext, models: TrainedMod
     """The recipe's objective; without `models`, one that makes batches but has no generator to run."""
     generator = None if models is None else models.generator
     return build_objective(recipe.objectives, replace(context, generator=generator))
-
-
-def make_schedule(recipe: Recipe) -> LrSchedule:
-    return build_schedule(recipe.schedule, total_steps=recipe.training.max_steps, d_model=recipe.model.d_model)
 
 
 def muon_dtype(compute_dtype: torch.dtype, device: torch.device) -> torch.dtype:

@@ -26,15 +26,16 @@ from torch import Tensor
 
 from tformer.data.batching.batch import Batch
 from tformer.metrics import HIGHER_IS_BETTER, lower_is_better
-from tformer.nn.structured_dropout import SharedDraws, TrainingStep, drawing_modules, step_listeners
+from tformer.nn.structured_dropout import DropHead, LayerDrop, SharedDraws, TrainingStep, step_listeners
 from tformer.objectives import OBJECTIVES
 from tformer.objectives.base import MEAN, Objective, total_loss
+from tformer.optim.schedules import build_schedule
 from tformer.optim.shards import Shards
 from tformer.recipe.recipe import Recipe
 from tformer.recipe.sections import Training
 from tformer.support.device import keep_freed_memory, return_free_memory
 from tformer.support.errors import InputError, NotFiniteError, OtherProcessError, did_you_mean
-from tformer.training.assemble import TrainedModels, make_ema, make_optimizer, make_schedule
+from tformer.training.assemble import TrainedModels, make_ema, make_optimizer
 from tformer.training.clock import NEVER, Clock, Pace, Points
 from tformer.training.parallel import Parallel
 from tformer.training.state import LossScaler, RunningSums, TrainerState
@@ -124,12 +125,14 @@ class Trainer:
         self.parallel, self.shards = parallel or Parallel(), shards
         self.state = state or TrainerState()
         self.optimizer = make_optimizer(recipe, models, device, shards)
-        self.schedule = make_schedule(recipe)
+        self.schedule = build_schedule(
+            recipe.schedule, total_steps=recipe.training.max_steps, d_model=recipe.model.d_model
+        )
         self.scaler = LossScaler(enabled=models.main.compute_dtype == torch.float16)
         self.ema = make_ema(recipe, models, shards)
         self.events = Events()
         self._step_listeners = step_listeners(models)
-        self._shared_draws = drawing_modules(models)
+        self._shared_draws = [module for module in models.modules() if isinstance(module, DropHead | LayerDrop)]
         self._run_models = self.parallel.wrap(models, some_unused=models.skips_parameters(self.objective))
         training = recipe.training
         assert training.eval_every is not None and training.save_every is not None  # set by `settle_steps`

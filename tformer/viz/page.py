@@ -154,7 +154,6 @@ where it comes from.</p>
 def render_shapes(
     traces: Mapping[str, Mapping[str, Any]],
     *,
-    title: str,
     subtitle: str,
     names: Mapping[str, str],
     example: Mapping[str, Any] | None = None,
@@ -173,7 +172,7 @@ def render_shapes(
         "example": example,
     }
     return render_page(
-        title=title,
+        title="Shapes",
         subtitle=subtitle,
         body=SHAPES_BODY,
         scripts=("shapes.js",),

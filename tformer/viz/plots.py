@@ -65,12 +65,6 @@ def colour_at(name: str, share: float) -> Colour:
     return red, green, blue
 
 
-def palette_colour(number: int) -> Colour:
-    """The colour of line `number`; the palette wraps around."""
-    red, green, blue = bytes.fromhex(PALETTE[number % len(PALETTE)][1:])
-    return red, green, blue
-
-
 FACTORS = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 
@@ -158,8 +152,11 @@ class LinePlot:
         return number / max(len(self.lines) - 1, 1)
 
     def colour(self, number: int) -> Colour:
-        """The colour of a line: from the ramp, or the next of the palette."""
-        return colour_at(self.ramp.colours, self.share(number)) if self.ramp else palette_colour(number)
+        """The colour of a line: from the ramp, or the next of the palette, which wraps around."""
+        if self.ramp:
+            return colour_at(self.ramp.colours, self.share(number))
+        red, green, blue = bytes.fromhex(PALETTE[number % len(PALETTE)][1:])
+        return red, green, blue
 
 
 UNIT_SQUARE: dict[str, Any] = {"unit": True, "square": True}  # options of LinePlot: axes from 0 to 1

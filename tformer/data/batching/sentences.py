@@ -55,11 +55,6 @@ class Sentence(NamedTuple):
     begins_document: bool
 
 
-def split_sentences(line: str) -> list[str]:
-    """The sentences of one line, stripped; none of them empty."""
-    return [text for part in _BOUNDARY.split(line) if (text := part.strip())]
-
-
 def sentences_of(pieces: Iterable[DocumentChunk]) -> Iterator[Sentence]:
     """Every sentence of the documents, in order; a blank line ends a paragraph."""
     rest, new_paragraph, new_document = "", True, True
@@ -68,7 +63,7 @@ def sentences_of(pieces: Iterable[DocumentChunk]) -> Iterator[Sentence]:
         if piece.ends_document or len(rest) > LINE_LIMIT:
             lines, rest = [*lines, rest], ""
         for line in lines:
-            sentences = split_sentences(line)
+            sentences = [text for part in _BOUNDARY.split(line) if (text := part.strip())]
             for text in sentences:
                 yield Sentence(text, new_paragraph, new_document)
                 new_paragraph = new_document = False

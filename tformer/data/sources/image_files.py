@@ -286,8 +286,9 @@ class Decoded(NamedTuple):
     recoloured: bool
 
 
-def read_image(image: str | Path | bytes, *, size: int, channels: int, name: str = "image") -> np.ndarray:
-    """uint8 [C, size, size] of one file, or of its bytes, called `name` in messages."""
+def read_image(image: str | Path | bytes, *, size: int, channels: int) -> np.ndarray:
+    """uint8 [C, size, size] of one file, or of its bytes."""
+    name = "image"
     if not isinstance(image, bytes):
         name = str(image)
         if "\0" in name:

@@ -135,16 +135,12 @@ def read_bigcode(config: Config, class_name: str) -> dict[str, Any]:
     return section
 
 
-def write_bigcode(model: Model, class_name: str) -> dict[str, Any]:
-    return OF_BIGCODE.write(model) | {"multi_query": resolve_sizes(model, "decoder").num_kv_heads == 1}
-
-
 GPT_BIGCODE = replace(
     GPT2,
     model_type="gpt_bigcode",
     classes={"GPTBigCodeForCausalLM": ("lm",), "GPTBigCodeModel": ()},
     read=read_bigcode,
-    write=write_bigcode,
+    write=lambda model, _: OF_BIGCODE.write(model) | {"multi_query": resolve_sizes(model, "decoder").num_kv_heads == 1},
     links=lambda model, name: links(model, name, layouts={"self_attention.qkv": qkv_by_group(model)}),
     slow_tokenizer=None,
     ctranslate2=None,

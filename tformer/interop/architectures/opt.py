@@ -126,17 +126,13 @@ OF_XGLM = ConfigTable(
 )
 
 
-def links_of_xglm(model: Model, class_name: str) -> list[Link]:
-    return decoder_links(model, "model.embed_tokens.weight", "model.layers", LAYER, "model.layer_norm")
-
-
 XGLM = Architecture(
     model_type="xglm",
     classes={"XGLMForCausalLM": ("lm",), "XGLMModel": ()},
     family="gpt",
     read=OF_XGLM.read,
     write=OF_XGLM.write,
-    links=links_of_xglm,
+    links=lambda model, _: decoder_links(model, "model.embed_tokens.weight", "model.layers", LAYER, "model.layer_norm"),
     prefix="model.",
     skipped=(r"model\.embed_positions\.weights",),
     special_ids={"pad": 1, "bos": 0, "eos": 2, "decoder_start": 2},

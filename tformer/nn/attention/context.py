@@ -102,12 +102,10 @@ class AttentionContext:
     cross: AttentionContext | None = None
 
     @staticmethod
-    def for_length(
-        length: int, num_keys: int | None = None, *, causal: bool = False, device: torch.device | None = None
-    ) -> AttentionContext:
+    def for_length(length: int, num_keys: int | None = None, *, causal: bool = False) -> AttentionContext:
         """The context of `length` tokens without padding, the last of `num_keys` (default: all), with its mask."""
         end = length if num_keys is None else num_keys
-        q_pos, k_pos = (torch.arange(start, end, device=device).unsqueeze(0) for start in (end - length, 0))
+        q_pos, k_pos = (torch.arange(start, end).unsqueeze(0) for start in (end - length, 0))
         return AttentionContext(q_pos, k_pos, causal=causal).with_mask()
 
     def limits(self) -> tuple[Tensor | None, bool]:

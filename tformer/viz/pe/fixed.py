@@ -75,10 +75,10 @@ def traces(view: EncodingView, settings: EncodingSettings) -> list[Plot]:
     return [plot for count in counts for plot in trace_plots(sinusoidal_table(settings, count), sines)]
 
 
-def table_heat(table: Numbers, *, limit: float | None = 1.0, rows: str = "position", title: str = "") -> Heat:
+def table_heat(table: Numbers, *, limit: float | None = 1.0) -> Heat:
     """A heat map of a table, red above 0 and blue below; limit: end of the scale, None for the largest value."""
     bound = float(np.abs(table).max()) or 1.0 if limit is None else limit
-    return counted_heat(table, rows, "dimension", "RdBu_r", -bound, bound, "value", title)
+    return counted_heat(table, "position", "dimension", "RdBu_r", -bound, bound, "value", "")
 
 
 def heatmap(view: EncodingView, settings: EncodingSettings) -> Plot:
