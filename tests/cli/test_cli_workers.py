@@ -20,15 +20,16 @@ import torch
 from torch import distributed
 
 from tests.faults.killing import ends_within, is_alive
+from tests.quick import first_is_quick
 from tformer.cli.process import StopFlag
 from tformer.cli.report import console
-from tformer.cli.workers import run_in_workers
+from tformer.cli.workers import _failure_of, run_in_workers
 from tformer.support import processes
 from tformer.support.errors import InputError, Interrupted, NotFiniteError, StorageError, TformerError
 from tformer.workers import launch
 from tformer.workers import worker as workers
 from tformer.workers.work import Job
-from tformer.workers.worker import Failure, Worker
+from tformer.workers.worker import Failure, LostError, Worker
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc")
 LIMIT_SECONDS = 60
@@ -83,24 +84,35 @@ def when(condition: Callable[[], bool]) -> None:
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_shared_value_is_the_leaders_and_only_the_leader_makes_it(tmp_path: Path) -> None:
-    def work(worker: Worker) -> None:
-        values = [worker.share(lambda: {"loss": 0.1 + 0.2, "by": worker.rank}) for _ in range(2)]
-        put(tmp_path, worker, repr(values))
+def test_workers_exchange_values_share_threads_and_form_a_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """All that workers without a failure do, in one start of them."""
+    monkeypatch.setattr(Worker, "take_own_gpu", lambda worker, device: put(tmp_path, worker, device))
 
-    run(work, devices="3")
-    assert written(tmp_path) == [repr([{"loss": 0.1 + 0.2, "by": 0}] * 2)] * 3
-
-
-@pytest.mark.parametrize("turn", ["in_turn", "after_leader"])
-def test_the_leader_fills_caches_before_the_others_read_them(turn: str, tmp_path: Path) -> None:
-    def make(worker: Worker) -> None:
+    def fill(worker: Worker) -> int:
         time.sleep(0.1 if worker.leads else 0.0)
-        put(tmp_path, worker, str(time.time_ns()))
+        return time.time_ns()
 
-    run(lambda worker: getattr(worker, turn)(lambda: make(worker)), devices="3")
-    first, *others = map(int, written(tmp_path))
-    assert len(others) == 2 and first < min(others)
+    def work(worker: Worker) -> None:
+        device = (tmp_path / str(worker.rank)).read_text()
+        values = [worker.share(lambda: {"loss": 0.1 + 0.2, "by": worker.rank}) for _ in range(2)]
+        times = [turn(lambda: fill(worker)) for turn in (worker.in_turn, worker.after_leader)]
+        ranks = torch.tensor([worker.rank + 1])
+        with worker.joined(timeout_minutes=1):
+            distributed.all_reduce(ranks)
+        console.print(f"I am {worker.rank}")
+        put(tmp_path, worker, json.dumps([device, values, torch.get_num_threads(), ranks.item(), times]))
+
+    with StopFlag() as stop:
+        run_in_workers(lambda _: Job(work, []), devices="3", device="cpu", stop=stop)
+        assert {number: signal.getsignal(number) for number in stop.handlers()} == stop.handlers()
+    found = [json.loads(text) for text in written(tmp_path)]
+    shared, threads = [{"loss": 0.1 + 0.2, "by": 0}] * 2, max(1, torch.get_num_threads() // 3)
+    assert [each[:-1] for each in found] == [["cpu", shared, threads, 6]] * 3
+    assert capfd.readouterr().err == "I am 0\n"
+    for first, *others in zip(*(each[-1] for each in found), strict=True):
+        assert first < min(others)
 
 
 def test_one_process_works_alone_without_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,22 +127,6 @@ def test_one_process_works_alone_without_a_group(tmp_path: Path, monkeypatch: py
 
     run(work, devices="1")
     assert written(tmp_path) == ["xyz"]
-
-
-def test_workers_share_the_threads_of_the_command_and_form_a_group(tmp_path: Path) -> None:
-    def work(worker: Worker) -> None:
-        ranks = torch.tensor([worker.rank + 1])
-        with worker.joined(timeout_minutes=1):
-            distributed.all_reduce(ranks)
-        put(tmp_path, worker, f"{torch.get_num_threads()} {ranks.item()}")
-
-    run(work)
-    assert written(tmp_path) == [f"{max(1, torch.get_num_threads() // 2)} 3"] * 2
-
-
-def test_only_the_leader_talks(capfd: pytest.CaptureFixture[str]) -> None:
-    run(lambda worker: console.print(f"I am {worker.rank}"))
-    assert capfd.readouterr().err == "I am 0\n"
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
@@ -155,25 +151,44 @@ def raising(error: Exception) -> Work:
     return act
 
 
-@pytest.mark.parametrize(
-    ("error", "message", "code"),
-    [
-        (InputError("a row is damaged"), "a row is damaged", 2),
-        (StorageError("cannot write x"), "cannot write x", 3),
-        (NotFiniteError("the loss is not finite"), "the loss is not finite", 4),
-        (torch.OutOfMemoryError("CUDA out of memory"), "out of memory: CUDA out of memory", 5),
-        (KeyError("x"), "internal error: KeyError: 'x'", 1),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+ERRORS = [
+    (KeyError("x"), "internal error: KeyError: 'x'", 1),
+    (InputError("a row is damaged"), "a row is damaged", 2),
+    (StorageError("cannot write x"), "cannot write x", 3),
+    (NotFiniteError("the loss is not finite"), "the loss is not finite", 4),
+    (torch.OutOfMemoryError("CUDA out of memory"), "out of memory: CUDA out of memory", 5),
+]
+
+
+@first_is_quick(
+    ("error", "message", "code"), ERRORS, ids=lambda value: type(value).__name__ if isinstance(value, Exception) else ""
 )
 def test_an_error_of_one_worker_ends_all_with_its_rank_message_and_code(
     error: Exception, message: str, code: int
 ) -> None:
-    with failing(f"rank 1: {message}", code):
+    """The traceback is kept for --debug."""
+    with pytest.raises(TformerError) as caught:
         run(after_joining(raising(error)))
+    assert (caught.value.message, caught.value.exit_code) == (f"rank 1: {message}", code)
+    assert type(error).__name__ in str(caught.value.__cause__)
 
 
+def test_the_failure_of_a_worker_has_the_message_and_the_code_of_its_error() -> None:
+    for error, message, code in [
+        *ERRORS,
+        (LostError(workers.LOST), workers.LOST, 1),
+        (RuntimeError("[/gloo/pair.cc] closed"), f"{workers.LOST}: [/gloo/pair.cc] closed", 1),
+    ]:
+        failure = _failure_of(error, Worker(rank=1, world_size=2), StopFlag())
+        assert (failure.message, failure.code, failure.lost) == (message, code, message.startswith(workers.LOST))
+        assert failure.named and type(error).__name__ in failure.trace
+    assert not _failure_of(InputError("x"), Worker(world_size=2), StopFlag()).named  # of the leader before it joins
+
+
+@pytest.mark.slow
 def test_an_error_that_all_meet_is_reported_once_without_a_rank() -> None:
+    """The quick twin is `test_the_failure_that_ended_a_group`."""
+
     def work(worker: Worker) -> None:
         with worker.joined(timeout_minutes=1):
             raise NotFiniteError("the loss is not finite at step 3")
@@ -182,7 +197,10 @@ def test_an_error_that_all_meet_is_reported_once_without_a_rank() -> None:
         run(work)
 
 
+@pytest.mark.slow
 def test_an_error_of_the_leader_before_the_group_forms_needs_no_rank() -> None:
+    """The quick twin is `test_the_failure_of_a_worker_has_the_message_and_the_code_of_its_error`."""
+
     def work(worker: Worker) -> None:
         worker.in_turn(lambda: (_ for _ in ()).throw(InputError("text.txt does not exist")))
 
@@ -190,7 +208,9 @@ def test_an_error_of_the_leader_before_the_group_forms_needs_no_rank() -> None:
         run(work)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_named_and_the_others_end() -> None:
+    """The quick twin is `test_the_failure_that_ended_a_group`."""
     with failing("rank 1: this process was killed by signal 9 (SIGKILL)", 1):
         run(after_joining(lambda _: os.kill(os.getpid(), signal.SIGKILL)))
 
@@ -204,6 +224,8 @@ def test_a_worker_that_hangs_is_named_and_killed() -> None:
 
 LOST, WRONG = Failure(0, "lost", None, 1, lost=True), Failure(2, "a row is damaged", None, 2)
 STOPPED = Failure(0, "interrupted: saved at step 3", None, 143, signal=signal.SIGTERM, named=False)
+KILLED = Failure(1, "killed", None, 1)
+SHARED = [Failure(rank, "the loss is not finite at step 3", None, 4, order=rank) for rank in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -215,6 +237,8 @@ STOPPED = Failure(0, "interrupted: saved at step 3", None, 143, signal=signal.SI
         ([STOPPED], (2, 7), "rank 2: this process ended with exit code 7", 7),
         ([LOST], (0, 1), "rank 1: this process does not answer the others", 1),
         ([STOPPED, replace(STOPPED, rank=1, message="interrupted")], (1, 143), "interrupted: saved at step 3", 143),
+        (SHARED, (1, 4), "the loss is not finite at step 3", 4),
+        (SHARED[1:], (1, 4), "rank 1: the loss is not finite at step 3", 4),
     ],
 )
 def test_the_failure_that_ended_a_group(
@@ -226,18 +250,32 @@ def test_the_failure_that_ended_a_group(
         raise launch._failure(tmp_path, 3, *first).error()
 
 
-def test_the_traceback_of_a_worker_is_kept_for_debugging() -> None:
-    with pytest.raises(TformerError) as caught:
-        run(after_joining(raising(KeyError("x"))))
-    assert "KeyError: 'x'" in str(caught.value.__cause__)
+@pytest.mark.parametrize(
+    ("reported", "message", "code"),
+    [
+        ([], "interrupted: no answer from rank 0 and 1 and 2", 130),
+        ([STOPPED, replace(LOST, rank=1)], "interrupted: saved at step 3: no answer from rank 1 and 2", 130),
+        ([STOPPED, replace(STOPPED, rank=1), replace(STOPPED, rank=2)], "interrupted: saved at step 3", 130),
+        ([replace(LOST, rank=1)], "interrupted: no answer from rank 0 and 1 and 2", 130),
+        ([STOPPED, WRONG], "interrupted: saved at step 3: no answer from rank 1", 130),
+        ([WRONG], "rank 2: a row is damaged", 2),
+    ],
+)
+def test_the_failure_of_a_group_that_received_a_signal(
+    reported: list[Failure], message: str, code: int, tmp_path: Path
+) -> None:
+    for each in reported:
+        (tmp_path / f"failure-{each.rank}.json").write_text(json.dumps(asdict(each)))
+    with failing(message, code):
+        raise launch._interruption(tmp_path, 3, signal.SIGINT).error()
 
 
 def test_other_facts_than_the_leaders_are_refused_by_name() -> None:
-    def work(worker: Worker) -> None:
-        worker.require_equal({"--lr": "0.1", "--seed": str(worker.rank)}, hint="start the same command")
-
-    with failing("rank 1: --seed: found 1 in the process of rank 1, 0 in that of rank 0", 2):
-        run(work)
+    store = distributed.HashStore()
+    leader, other = (Worker(rank=rank, world_size=2, store=store) for rank in range(2))
+    leader.require_equal({"--lr": "0.1", "--seed": "0"}, hint="start the same command")
+    with failing("--seed: found 1 in the process of rank 1, 0 in that of rank 0", 2):
+        other.require_equal({"--lr": "0.1", "--seed": "1"}, hint="start the same command")
 
 
 # --- signals ----------------------------------------------------------------------------------------------------------
@@ -254,11 +292,11 @@ def until_stopped(worker: Worker, stop: Callable[[], bool]) -> None:
         raise Interrupted("interrupted: saved at step 3", signal_number=signal.SIGINT)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("to", ["launcher", "worker"])
-def test_a_signal_to_the_launcher_or_to_a_worker_stops_all_together(
-    number: signal.Signals, to: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@first_is_quick(
+    ("to", "number"),
+    [("launcher", signal.SIGTERM), ("worker", signal.SIGINT), ("launcher", signal.SIGHUP), ("worker", signal.SIGTERM)],
+)
+def test_a_signal_to_the_launcher_or_to_a_worker_stops_all_together(to: str, number: signal.Signals) -> None:
     with StopFlag() as stop, failing("interrupted: saved at step 3", 128 + number):
 
         def work(worker: Worker) -> None:
@@ -270,7 +308,9 @@ def test_a_signal_to_the_launcher_or_to_a_worker_stops_all_together(
         run_in_workers(lambda _: Job(work, []), devices="2", device="cpu", stop=stop)
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_launcher_and_its_workers_is_one_wish() -> None:
+    """The quick twin is `test_a_signal_to_the_launcher_or_to_a_worker_stops_all_together`."""
     with StopFlag() as stop, failing("interrupted: saved at step 3", 128 + signal.SIGTERM):
 
         def saved_slowly() -> bool:
@@ -289,7 +329,9 @@ def test_a_signal_to_the_launcher_and_its_workers_is_one_wish() -> None:
         run_in_workers(lambda _: Job(work, []), devices="2", device="cpu", stop=stop)
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_all_at_once() -> None:
+    """The quick twin is `test_a_signal_to_the_launcher_or_to_a_worker_stops_all_together`."""
     with StopFlag() as stop, failing("interrupted at once", 130):
 
         def work(worker: Worker) -> None:
@@ -342,9 +384,11 @@ def run_patiently(work: Work, *, devices: str = "2") -> None:
 
 
 @pytest.mark.parametrize(("act", "rank", "number"), [(stop_itself, 0, signal.SIGTERM), (stop_itself, 2, signal.SIGINT)])
+@pytest.mark.slow
 def test_a_worker_that_does_not_answer_a_signal_is_named_and_killed_soon(
     act: Work, rank: int, number: signal.Signals, short_grace: None
 ) -> None:
+    """The quick twin is `test_the_failure_of_a_group_that_received_a_signal`."""
     with pytest.raises(Interrupted) as caught:
         run_patiently(stuck(act, rank=rank, number=number), devices="3")
     assert caught.value.message.startswith("interrupted: no answer from rank ") and str(rank) in caught.value.message
@@ -352,14 +396,18 @@ def test_a_worker_that_does_not_answer_a_signal_is_named_and_killed_soon(
 
 
 @pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGINT), (1, signal.SIGTERM)])
+@pytest.mark.slow
 def test_workers_that_hang_are_killed_with_those_that_wait_for_them(
     rank: int, number: signal.Signals, short_grace: None
 ) -> None:
+    """The quick twin is `test_the_failure_of_a_group_that_received_a_signal`."""
     with failing("interrupted: no answer from rank 0 and 1", 128 + number):
         run_patiently(stuck(hang, rank=rank, number=number))
 
 
+@pytest.mark.slow
 def test_the_error_of_killed_workers_says_where_resume_goes_on(tmp_path: Path, short_grace: None) -> None:
+    """The quick twin is `test_a_failure_that_may_not_come_again_starts_the_workers_again`."""
     (tmp_path / "checkpoints").mkdir()
 
     def work(worker: Worker) -> None:
@@ -372,7 +420,10 @@ def test_the_error_of_killed_workers_says_where_resume_goes_on(tmp_path: Path, s
     assert caught.value.hint == expected
 
 
+@pytest.mark.slow
 def test_what_the_leader_says_it_saved_is_kept_where_another_worker_is_killed(short_grace: None) -> None:
+    """The quick twin is `test_the_failure_of_a_group_that_received_a_signal`."""
+
     def work(worker: Worker) -> None:
         if worker.leads:
             os.kill(os.getppid(), signal.SIGTERM)
@@ -395,7 +446,9 @@ def sleeping_group(folder: Path) -> tuple[int, list[int]]:
     return launcher, [int(text) for text in written(folder)]
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    """The quick twin is `test_nothing_that_stands_still_outlives_its_parent`."""
     launcher, workers = sleeping_group(tmp_path)
     assert all(map(is_alive, workers))
     os.kill(launcher, signal.SIGKILL)
@@ -415,7 +468,9 @@ def test_the_words_of_a_command_reach_its_workers_as_they_are(monkeypatch: pytes
     assert started[0][-3:] == words
 
 
+@pytest.mark.slow
 def test_a_network_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quick twin is `test_an_error_of_one_worker_ends_all_with_its_rank_message_and_code`."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nonet7")
     with pytest.raises(TformerError, match="nonet7"):
         run(after_joining(lambda worker: None))
@@ -424,9 +479,52 @@ def test_a_network_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch)
 # --- restarts ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("failures", "begun", "error"),
+    [
+        ([KILLED, None], [None, "runs/mine"], None),
+        ([KILLED, replace(KILLED, message="memory", code=5), None], [None, "runs/mine", "runs/mine"], None),
+        ([KILLED] * 3, [None, "runs/mine", "runs/mine"], ("rank 1: killed", 1, None)),
+        ([WRONG], [None], ("rank 2: a row is damaged", 2, None)),
+        ([replace(KILLED, signal=signal.SIGTERM)], [None], ("rank 1: killed", 1, None)),
+        ([STOPPED], [None], ("interrupted: saved at step 3", 143, "go on with runs/mine")),
+    ],
+)
+def test_a_failure_that_may_not_come_again_starts_the_workers_again(
+    failures: list[Failure | None],
+    begun: list[str | None],
+    error: tuple[str, int, str | None] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twice at most, with the run that they began; a mistake and what follows a signal are final."""
+
+    def attempt(count: int, job: Job, reports: Path, **_: object) -> Failure | None:
+        (reports / workers.BEGUN).write_text("runs/mine")
+        return failures[len(seen) - 1]
+
+    def job(run: Path | None) -> Job:
+        seen.append(None if run is None else str(run))
+        return Job(lambda worker: None, [])
+
+    seen: list[str | None] = []
+    notes: list[str] = []
+    monkeypatch.setattr(launch, "_attempt", attempt)
+    found: tuple[str, int, str | None] | None = None
+    try:
+        continuing = lambda run: f"go on with {run}"  # noqa: E731
+        launch.launch(2, job, forks=True, signals={}, max_restarts=2, note=notes.append, how_to_continue=continuing)
+    except TformerError as raised:
+        found = raised.message, raised.exit_code, raised.hint
+    assert (found, seen, len(notes)) == (error, begun, len(begun) - 1)
+    assert all(f"the processes start again, {number} of 2 times" in note for number, note in enumerate(notes, 1))
+
+
+@pytest.mark.slow
 def test_killed_workers_start_again_with_the_run_that_they_began(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """The quick twin is `test_a_failure_that_may_not_come_again_starts_the_workers_again`."""
+
     def killed(worker: Worker) -> None:
         worker.begins(Path("runs/mine"))
         after_joining(lambda _: os.kill(os.getpid(), signal.SIGKILL))(worker)
@@ -436,7 +534,10 @@ def test_killed_workers_start_again_with_the_run_that_they_began(
     assert "rank 1: this process was killed by signal 9 (SIGKILL): the processes start again" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_fails_after_a_signal_does_not_start_again(tmp_path: Path) -> None:
+    """The quick twin is `test_a_failure_that_may_not_come_again_starts_the_workers_again`."""
+
     def work(worker: Worker) -> None:
         put(tmp_path, worker, f"{len(written(tmp_path))}")
         os.kill(os.getppid(), signal.SIGTERM)
@@ -448,13 +549,10 @@ def test_what_fails_after_a_signal_does_not_start_again(tmp_path: Path) -> None:
     assert set(written(tmp_path)) <= {"0", "1"}
 
 
-def test_a_signal_between_two_starts_is_the_commands_and_not_of_torchrun_s_library() -> None:
-    with StopFlag() as stop:
-        run_in_workers(lambda _: Job(lambda worker: None, []), devices="2", device="cpu", stop=stop)
-        assert {number: signal.getsignal(number) for number in stop.handlers()} == stop.handlers()
-
-
+@pytest.mark.slow
 def test_restarts_are_counted_and_mistakes_are_not_repeated(tmp_path: Path) -> None:
+    """The quick twin is `test_a_failure_that_may_not_come_again_starts_the_workers_again`."""
+
     def count(error: Exception) -> Work:
         def work(worker: Worker) -> None:
             if worker.leads:
@@ -519,12 +617,6 @@ def test_each_worker_takes_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch
     assert taken == [1]
     with pytest.raises(InputError, match="3 processes on this machine, but 2 CUDA devices"):
         Worker(rank=2, world_size=3, local_rank=2, local_size=3).take_own_gpu("cuda")
-
-
-def test_the_work_of_a_worker_begins_on_its_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(Worker, "take_own_gpu", lambda worker, device: (tmp_path / f"{worker.rank}").write_text(device))
-    run(lambda worker: (tmp_path / f"{worker.rank}").rename(tmp_path / f"gpu {worker.rank}") and None)
-    assert [(tmp_path / f"gpu {rank}").read_text() for rank in range(2)] == ["cpu", "cpu"]
 
 
 @pytest.mark.parametrize("port", ["65536", "0", "29500a"])
