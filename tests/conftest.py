@@ -178,10 +178,14 @@ def cli_process() -> Callable[..., subprocess.Popen[str]]:
 @pytest.fixture
 def text_file(tmp_path: Path) -> Path:
     """A few kilobytes of words in lines."""
+    return write_text(tmp_path / "text.txt")
+
+
+def write_text(path: Path) -> Path:
+    """The text of `text_file` at this path, for fixtures of a module."""
     draw = random.Random(0)
     words = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "dogs", "run"]
     lines = [" ".join(draw.choices(words, k=draw.randint(3, 9))) for _ in range(200)]
-    path = tmp_path / "text.txt"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 

@@ -94,16 +94,20 @@ def test_several_processes_write_what_one_writes(name: str, cli: Cli, runs: Path
     assert output.read_text() == one.out
 
 
+@pytest.mark.slow
 def test_processes_do_not_wait_for_the_threads_of_the_tokenizers_of_their_launcher(
     cli: Cli, runs: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The quick twin is `test_several_processes_write_what_one_writes`."""
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     words = ("classify", runs / "labels", "--input", inputs, "--device", "cpu")
     assert cli(*words).code == 0  # its threads exist from here on
     assert cli(*words, "--devices", 2).code == 0
 
 
+@pytest.mark.slow
 def test_several_processes_fill_masks_as_one(cli: Cli, runs: Path, tmp_path: Path) -> None:
+    """The quick twin is `test_several_processes_write_what_one_writes`."""
     (tmp_path / "masks.txt").write_text("".join(f"{text} [MASK]\n" for text in english(7)))
     words = ("generate", runs / "masks", "--input", tmp_path / "masks.txt", "--device", "cpu", "--json")
     one, two = cli(*words), cli(*words, "--devices", 2)
@@ -111,7 +115,9 @@ def test_several_processes_fill_masks_as_one(cli: Cli, runs: Path, tmp_path: Pat
     assert (two.code, two.out, untimed(two.err)) == (0, one.out, untimed(one.err))
 
 
+@pytest.mark.slow
 def test_texts_that_are_cut_are_counted_over_all_processes(cli: Cli, runs: Path, tmp_path: Path) -> None:
+    """The quick twin is `test_several_processes_write_what_one_writes`."""
     (tmp_path / "long.txt").write_text("\n".join(" ".join(english(30)) for _ in range(10)) + "\n")
     words = ("classify", runs / "labels", "--input", tmp_path / "long.txt", "--device", "cpu")
     one, two = cli(*words), cli(*words, "--devices", 2)
@@ -119,7 +125,11 @@ def test_texts_that_are_cut_are_counted_over_all_processes(cli: Cli, runs: Path,
     assert (two.out, untimed(two.err)) == (one.out, untimed(one.err))
 
 
+@pytest.mark.slow
 def test_a_bad_line_ends_all_processes_with_its_message(cli: Cli, runs: Path, tmp_path: Path) -> None:
+    """The quick twin is
+    `cli/test_cli_workers.py::test_the_failure_of_a_worker_has_the_message_and_the_code_of_its_error`.
+    """
     (tmp_path / "masks.txt").write_text("a [MASK]\nb [MASK]\nno mask\nd [MASK]\n")
     words = ("generate", runs / "masks", "--input", tmp_path / "masks.txt", "--device", "cpu", "--devices", 2)
     outcome = cli(*words)
@@ -128,10 +138,14 @@ def test_a_bad_line_ends_all_processes_with_its_message(cli: Cli, runs: Path, tm
 
 
 @pytest.mark.parametrize("window", [2, 3])
+@pytest.mark.slow
 def test_an_interrupt_keeps_the_lines_before_it(
     window: int, cli: Cli, runs: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the process of rank 0 or another one answers at that moment."""
+    """Whether the process of rank 0 or another one answers at that moment.
+
+    The quick twin is `cli/test_cli_workers.py::test_a_signal_to_the_launcher_or_to_a_worker_stops_all_together`.
+    """
     words = ("generate", runs / "gpt", "--input", inputs, "--device", "cpu", "--batch-size", 3, "--max-new-tokens", 6)
     whole = cli(*words).out
     write = Sampler.write

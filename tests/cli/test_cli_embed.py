@@ -103,7 +103,9 @@ def test_npy_jsonl_and_parquet_hold_the_same_vectors(body: Path, cli: Cli) -> No
     np.testing.assert_allclose(np.stack(table["vector"]), array, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_two_processes_write_the_index_of_one(body: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quick twin is `test_cli_devices.py::test_several_processes_write_what_one_writes`."""
     monkeypatch.setattr(lines, "BLOCK_LINES", 2)
     for name, more in (("one.npy", ()), ("two.npy", ("--devices", 2, "--batch-size", 1))):
         succeed(cli, "embed", body, "--input", "texts.txt", "--output", name, "--device", "cpu", *more)

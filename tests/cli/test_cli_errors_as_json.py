@@ -182,8 +182,12 @@ def test_recipes_that_fail_are_listed_with_their_errors(cli: Cli, tmp_path: Path
     assert outcome.code == 2 and found["ok"] is False and "none" in found["error"]
 
 
+@pytest.mark.slow
 def test_an_error_of_several_processes_is_one_object(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The processes answer together and fail together."""
+    """The processes answer together and fail together.
+
+    The quick twin is `test_an_error_is_one_object_with_message_hint_and_code`.
+    """
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("a\n")
     outcome = cli("classify", "missing", "--input", "a.txt", "--devices", "2", "--device", "cpu", "--json")

@@ -8,17 +8,21 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from threading import Event
-from typing import Any
+from threading import Event, current_thread, main_thread
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
-from tformer.checkpoint import background
+from tests.conftest import TINY_RECIPE
 from tformer.checkpoint.background import Saver
+from tformer.recipe import load_recipe
 from tformer.support.errors import cannot_write
 from tformer.training import saving
 from tformer.training.loop import Trainer
+from tformer.training.saving import Checkpoints
+from tformer.workers.worker import Worker
 
 Cli = Callable[..., Any]
 BACKGROUND = ("--set", "training.save_in_background=true")
@@ -97,13 +101,17 @@ def test_an_error_of_the_thread_ends_the_training_with_its_exit_code(
     assert outcome.code == 3 and outcome.err.count("error: ") == 1
 
 
-def test_several_processes_save_in_the_background_and_one_does_not(tiny: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: Any, **__: Any) -> None:
-        raise AssertionError("saved in a thread")
-
-    monkeypatch.setattr(background, "Thread", refused)
-    assert tiny("--out", "a").code == 0
-    assert tiny("--out", "b", "--devices", 2).code == 1
+@pytest.mark.parametrize(("processes", "background", "expected"), [(1, "null", 0), (2, "null", 1), (2, "false", 0)])
+def test_several_processes_save_in_the_background_and_one_does_not(
+    processes: int, background: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load_recipe(base_yaml=TINY_RECIPE, sets=[f"training.save_in_background={background}"]).recipe
+    training, trainer = SimpleNamespace(recipe=recipe), SimpleNamespace(shards=None)
+    saver = Checkpoints(cast("Any", training), cast("Any", trainer), Worker(world_size=processes)).saver
+    threads: list[str] = []
+    saver.save(lambda: threads.append(current_thread().name))
+    saver.finish()
+    assert sum(name != main_thread().name for name in threads) == expected
 
 
 def test_copies_are_of_the_moment_and_keep_what_is_shared() -> None:

@@ -13,16 +13,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
+from tests.conftest import TINY_RECIPE, write_text
 from tests.faults.killing import check_runs, ends_within
-from tests.quick import first_is_quick
 from tests.training.test_training_not_finite import nan_at
 from tformer.checkpoint.read import read_checkpoint
+from tformer.cli.app import main
 from tformer.support.errors import InputError, cannot_write
-from tformer.training import saving, session
+from tformer.training import saving, together
 from tformer.training.assemble import PlannedBatches
 from tformer.training.loop import Trainer
+from tformer.training.options import TrainOptions
+from tformer.workers.worker import Worker
 
 Cli = Callable[..., Any]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc")
@@ -45,15 +48,29 @@ def train(tiny: Cli) -> Cli:
     return lambda *words: tiny(*PLAIN, *words)
 
 
-def records(run: str) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of one process."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "tiny.yaml").write_text(TINY_RECIPE)
+    write_text(folder / "text.txt")
+    words = ("--config", folder / "tiny.yaml", "--data", folder / "text.txt", *PLAIN, "--out", folder / "run")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setenv("TFORMER_CACHE", str(folder / "cache"))
+        main([str(word) for word in ("train", *words)])
+    assert ended.value.code == 0
+    return folder / "run"
+
+
+def records(run: str | Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines()]
 
 
-def latest(run: str) -> Path:
+def latest(run: str | Path) -> Path:
     return Path(run, "checkpoints", Path(run, "checkpoints", "latest").read_text().strip())
 
 
-def assert_same_records(run: str, other: str) -> None:
+def assert_same_records(run: str, other: str | Path) -> None:
     """The same records, but for times, within the tolerance."""
     assert len(records(run)) == len(records(other)) > 0
     for one, two in zip(records(run), records(other), strict=True):
@@ -61,7 +78,7 @@ def assert_same_records(run: str, other: str) -> None:
         assert one.get("tokens") == two.get("tokens") and abs(one["loss"] - two["loss"]) <= TOLERANCE
 
 
-def assert_same_run(run: str, other: str) -> None:
+def assert_same_run(run: str, other: str | Path) -> None:
     """The same records, but for times, and the same weights within the tolerance."""
     assert_same_records(run, other)
     assert latest(run).name == latest(other).name
@@ -72,7 +89,7 @@ def assert_same_run(run: str, other: str) -> None:
     check_runs(Path(run))
 
 
-def stored(run: str, role: str) -> dict[str, Tensor]:
+def stored(run: str | Path, role: str) -> dict[str, Tensor]:
     """The tensors of a role in the latest checkpoint, from one file or several."""
     checkpoint = read_checkpoint(latest(run))
     return checkpoint.rows(role, dict.fromkeys(checkpoint.specs(role), slice(None)))
@@ -90,23 +107,24 @@ def at_step(patch: pytest.MonkeyPatch, step: int, rank: int, act: Callable[[], A
     patch.setattr(Trainer, "train_step", disturbed)
 
 
-def test_two_processes_make_the_run_of_one(train: Cli) -> None:
-    assert train("--out", "one").code == 0
+def test_two_processes_make_the_run_of_one(train: Cli, whole: Path) -> None:
     outcome = train("--out", "two", "--devices", 2, "--json")
     assert "expected on this CPU" not in outcome.err  # how long the processes wait for each other is not known
     assert outcome.code == 0
-    assert_same_run("two", "one")
-    assert Path("two/recipe.yaml").read_text() == Path("one/recipe.yaml").read_text()
+    assert_same_run("two", whole)
+    recipe = (whole / "recipe.yaml").read_text()
+    assert Path("two/recipe.yaml").read_text() == recipe.replace(str(whole.parent), str(Path.cwd()))
     summary = json.loads(outcome.out)
     assert summary["run"] == "two" and summary["step"] == 12
     assert outcome.err.count("model: ") == 1 and outcome.err.count("step 12 ") == 1
     assert "2 processes" in json.loads(Path("two/environment.json").read_text())["device"]
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_named_and_the_run_goes_on_in_one_process(
-    train: Cli, cli: Cli, monkeypatch: pytest.MonkeyPatch
+    train: Cli, cli: Cli, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert train("--out", "whole").code == 0
+    """The quick twin is `cli/test_cli_workers.py::test_the_failure_that_ended_a_group`."""
     with monkeypatch.context() as patch:
         at_step(patch, 7, 1, lambda: os.kill(os.getpid(), signal.SIGKILL))
         outcome = train("--out", "run", "--devices", 2)
@@ -114,20 +132,26 @@ def test_a_killed_process_is_named_and_the_run_goes_on_in_one_process(
     assert "error: rank 1: this process was killed by signal 9 (SIGKILL)" in outcome.err
     assert latest("run").name == "step-00000006"
     assert cli("train", "--resume", "--out", "run").code == 0
-    assert_same_run("run", "whole")
+    assert_same_run("run", whole)
 
 
-def test_a_run_of_one_process_goes_on_in_two(train: Cli, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert train("--out", "whole").code == 0
+@pytest.mark.slow
+def test_a_run_of_one_process_goes_on_in_two(
+    train: Cli, cli: Cli, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The quick twin is `test_two_processes_make_the_run_of_one`."""
     with monkeypatch.context() as patch:
         at_step(patch, 6, 0, lambda: os.kill(os.getpid(), signal.SIGTERM))
         assert train("--out", "run").code == 143
     assert cli("train", "--resume", "--out", "run", "--devices", 2).code == 0
-    assert_same_run("run", "whole")
+    assert_same_run("run", whole)
 
 
-def test_max_restarts_goes_on_from_the_last_checkpoint(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert train("--out", "whole").code == 0
+@pytest.mark.slow
+def test_max_restarts_goes_on_from_the_last_checkpoint(
+    train: Cli, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The quick twin is `cli/test_cli_workers.py::test_a_failure_that_may_not_come_again_starts_the_workers_again`."""
     marker = Path("killed")
 
     def once() -> None:
@@ -138,7 +162,7 @@ def test_max_restarts_goes_on_from_the_last_checkpoint(train: Cli, monkeypatch: 
     at_step(monkeypatch, 8, 1, once)
     outcome = train("--out", "run", "--devices", 2, "--max-restarts", 1)
     assert outcome.code == 0 and "the processes start again" in outcome.err and "error" not in outcome.err
-    assert_same_run("run", "whole")
+    assert_same_run("run", whole)
 
 
 def test_fewer_than_no_restarts_are_refused(train: Cli) -> None:
@@ -147,10 +171,12 @@ def test_fewer_than_no_restarts_are_refused(train: Cli) -> None:
     assert not Path("run").exists()
 
 
-@first_is_quick(("number", "rank"), [(signal.SIGINT, 1), (signal.SIGTERM, 0)])
+@pytest.mark.parametrize(("number", "rank"), [(signal.SIGINT, 1), (signal.SIGTERM, 0)])
+@pytest.mark.slow
 def test_a_signal_to_one_process_saves_all_together(
     number: signal.Signals, rank: int, train: Cli, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The quick twin is `cli/test_cli_workers.py::test_a_signal_to_the_launcher_or_to_a_worker_stops_all_together`."""
     with monkeypatch.context() as patch:
         at_step(patch, 5, rank, lambda: os.kill(os.getpid(), number))
         outcome = train("--out", "run", "--devices", 2)
@@ -160,7 +186,11 @@ def test_a_signal_to_one_process_saves_all_together(
     assert latest("run").name == "step-00000005"
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_all_processes_with_3(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quick twin is
+    `cli/test_cli_workers.py::test_the_failure_of_a_worker_has_the_message_and_the_code_of_its_error`.
+    """
     save = saving.save_checkpoint
 
     def full(run: Any, step: int, contents: Any, **options: Any) -> Path:
@@ -175,9 +205,11 @@ def test_a_full_disk_ends_all_processes_with_3(train: Cli, monkeypatch: pytest.M
     assert latest("run").name == "step-00000006"
 
 
+@pytest.mark.slow
 def test_a_save_may_take_longer_than_the_time_limit_of_the_processes(
     train: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The quick twin is `test_two_processes_make_the_run_of_one`."""
     save = saving.save_checkpoint
 
     def slowly(run: Any, step: int, contents: Any, **options: Any) -> Path:
@@ -189,14 +221,21 @@ def test_a_save_may_take_longer_than_the_time_limit_of_the_processes(
     assert outcome.code == 0, outcome.err
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_nan_ends_all_processes_once_with_4(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quick twin is `cli/test_cli_workers.py::test_the_failure_that_ended_a_group`."""
     nan_at(monkeypatch, 5, 6, 7)
     outcome = train("--out", "run", "--devices", 2)
     assert outcome.code == 4 and outcome.err.count("error: ") == 1 and "rank" not in outcome.err
     assert "error: the loss is not finite at step 7, 3 steps in a row" in outcome.err
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_in_one_process_ends_all_with_5(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quick twin is
+    `cli/test_cli_workers.py::test_the_failure_of_a_worker_has_the_message_and_the_code_of_its_error`.
+    """
+
     def out_of_memory() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -213,9 +252,13 @@ def test_a_process_that_hangs_is_named(train: Cli, monkeypatch: pytest.MonkeyPat
     assert outcome.code == 1 and "error: rank 1: this process does not answer" in outcome.err
 
 
+@pytest.mark.slow
 def test_data_that_one_process_cannot_read_ends_all_with_2_and_is_saved(
     train: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The quick twin is
+    `cli/test_cli_workers.py::test_the_failure_of_a_worker_has_the_message_and_the_code_of_its_error`.
+    """
     read = PlannedBatches.next
 
     def damaged(batches: PlannedBatches) -> Any:
@@ -229,26 +272,25 @@ def test_data_that_one_process_cannot_read_ends_all_with_2_and_is_saved(
     assert "error: rank 1: tokens.bin is damaged" in outcome.err and latest("run").name == "step-00000005"
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("__version__", "version of tformer: found 0.0"), ("_digest", "tiny.yaml: found another")],
-)
-def test_processes_that_differ_are_refused_at_the_start(
-    name: str, message: str, train: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tformer.training import together
+def test_processes_that_differ_are_refused_at_the_start(tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is read or written; that a refusal of one process ends all is of `test_cli_workers.py`."""
+    store, options = distributed.HashStore(), TrainOptions(config=tiny_recipe)
 
-    compare = together.require_same_command
+    def compare(rank: int) -> None:
+        together.require_same_command(options, Worker(rank=rank, world_size=2, store=store))
 
-    def differing(options: Any, worker: Any) -> None:
-        if worker.rank == 1:
-            monkeypatch.setattr(together, name, "0.0" if name == "__version__" else lambda path: "another")
-        compare(options, worker)
-
-    monkeypatch.setattr(session, "require_same_command", differing)
-    outcome = train("--out", "run", "--devices", 2)
-    assert outcome.code == 2 and message in outcome.err and "in the process of rank 1" in outcome.err
-    assert not Path("run").exists()
+    compare(0)
+    compare(1)
+    for name, value, message in (
+        ("__version__", "0.0", "version of tformer: found 0.0"),
+        ("_digest", lambda path: "another", f"{tiny_recipe}: found another"),
+    ):
+        store = distributed.HashStore()
+        compare(0)
+        with monkeypatch.context() as patch, pytest.raises(InputError, match=message) as caught:
+            patch.setattr(together, name, value)
+            compare(1)
+        assert "in the process of rank 1" in caught.value.message
 
 
 def test_standard_input_and_several_processes_exclude_each_other(cli: Cli, tiny_recipe: Path) -> None:

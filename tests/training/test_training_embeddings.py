@@ -177,7 +177,9 @@ def test_a_resumed_run_does_not_read_the_file_again(gpt: Cli, tmp_path: Path) ->
     assert other.code == 2 and "no file can be read now" in other.err
 
 
+@pytest.mark.slow
 def test_two_processes_start_with_the_same_vectors(gpt: Cli, tmp_path: Path) -> None:
+    """The quick twin is `test_training_saving.py::test_each_process_writes_whole_tensors_where_weights_are_spread`."""
     words = (*WORDS, "--embeddings", table_file(tmp_path / "v.txt", columns=16), "--max-steps", 3)
     assert gpt("--out", "one", *words).code == 0
     assert gpt("--out", "two", *words, "--devices", 2, "--parallel", "fsdp").code == 0

@@ -165,8 +165,10 @@ QUICK = [
 ]
 
 
-@first_is_quick("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.slow
 def test_two_processes_train_as_one(kind: str, tmp_path: Path) -> None:
+    """The quick twin is `test_training_devices.py::test_two_processes_make_the_run_of_one`."""
     differences = equalities(QUICK, kind, 2, tmp_path)
     assert max(differences.values()) < TOLERANCE, differences
 
@@ -193,8 +195,11 @@ def test_weights_may_stay_after_a_forward_pass(tmp_path: Path) -> None:
     assert max(differences.values()) < TOLERANCE, differences
 
 
-@first_is_quick("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.slow
 def test_half_precision_and_its_loss_scale_are_those_of_one_process(precision: str, tmp_path: Path) -> None:
+    """The quick twin is `test_training_options.py::test_every_precision_learns`."""
+
     def work(parallel: Parallel, kind: str = "fsdp") -> dict[str, Tensor]:
         if parallel.world_size > 1:
             parallel = parallel_of(KINDS[kind], compute_dtype=DTYPES[precision])

@@ -11,14 +11,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from safetensors.torch import load_file
+from torch.distributed import HashStore
 
 from tests.conftest import TINY_RECIPE
 from tests.end_to_end.labelled_examples import sentences
 from tests.faults.killing import check_runs
+from tests.quick import first_is_quick
 from tests.training.test_training_devices import (
     PLAIN,
     TOLERANCE,
@@ -35,8 +37,10 @@ from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.save import CheckpointContents, write_checkpoint
 from tformer.cli.app import main
 from tformer.support import files
-from tformer.support.errors import cannot_write
+from tformer.support.errors import InputError, cannot_write
 from tformer.training.loop import Trainer
+from tformer.training.session import open_run
+from tformer.workers.worker import Worker
 
 __all__ = ["_all_processes_end", "train"]  # fixtures
 
@@ -121,7 +125,9 @@ def test_each_process_writes_whole_tensors_where_weights_are_spread(runs: Path) 
     assert json.loads((latest("one") / "manifest.json").read_text())["format"] == 2
 
 
+@pytest.mark.slow
 def test_each_process_writes_a_part_where_all_have_the_weights(runs: Path, cli: Cli) -> None:
+    """The quick twin is `test_each_process_writes_whole_tensors_where_weights_are_spread`."""
     common = ("--config", "tiny.yaml", "--data", "text.txt", *PLAIN, *EMA, *SHORT)
     assert cli("train", *common, *DDP, "--devices", 2, "--out", "ddp").code == 0
     assert_same_state_in_parts("ddp", "one")
@@ -171,7 +177,7 @@ def test_every_command_reads_a_checkpoint_in_parts_as_one_in_single_files(runs: 
 def test_the_same_number_of_processes_resumes_to_the_bit_and_reads_its_own_rows_only(
     runs: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its quick twin is `test_each_process_writes_a_part_where_all_have_the_weights`."""
+    """Its quick twin is `test_each_process_writes_whole_tensors_where_weights_are_spread`."""
     shutil.copytree("two", "run")
     shutil.rmtree(latest("run"))  # back to step 4
 
@@ -255,7 +261,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_before(
 
 @pytest.mark.slow
 def test_training_goes_on_while_another_process_still_writes(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its quick twin is `test_each_process_writes_a_part_where_all_have_the_weights`."""
+    """Its quick twin is `test_each_process_writes_whole_tensors_where_weights_are_spread`."""
     write, step, marker = parts.write_files, Trainer.train_step, Path("stepped").absolute()
 
     def waits(folder: Path, *arguments: Any, **named: Any) -> Iterator[FileRecord]:
@@ -275,32 +281,32 @@ def test_training_goes_on_while_another_process_still_writes(train: Cli, monkeyp
     assert outcome.code == 0 and Path("run/checkpoints/step-00000008/manifest.json").is_file(), outcome.err
 
 
-@pytest.mark.parametrize("role", [pytest.param("weights", marks=SLOW), "optimizer", pytest.param("ema", marks=SLOW)])
-def test_a_part_that_is_damaged_or_missing_is_refused_on_resume(runs: Path, cli: Cli, role: str) -> None:
+@first_is_quick(("role", "devices"), [("optimizer", 1), ("optimizer", 2), ("weights", 2), ("ema", 2)])
+def test_a_part_that_is_damaged_or_missing_is_refused_on_resume(runs: Path, cli: Cli, role: str, devices: int) -> None:
     part = latest("two") / f"{TENSOR_FILES[role].removesuffix('.safetensors')}-00002-of-00002.safetensors"
     content = part.read_bytes()
     part.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
-    for devices in (2, 1):
-        outcome = cli("train", "--resume", "--out", "two", "--max-steps", 8, "--devices", devices)
-        assert outcome.code == 2 and f"{part.name} is damaged: its sha256 is" in outcome.err, outcome.err
-        assert f"remove {part.parent}, then: tformer train --resume --out two" in outcome.err, outcome.err
+    words = ("train", "--resume", "--out", "two", "--max-steps", 8, "--devices", devices)
+    outcome = cli(*words)
+    assert outcome.code == 2 and f"{part.name} is damaged: its sha256 is" in outcome.err, outcome.err
+    assert f"remove {part.parent}, then: tformer train --resume --out two" in outcome.err, outcome.err
     assert cli("inspect", "two", "--verify").code == 2
     part.unlink()
-    outcome = cli("train", "--resume", "--out", "two", "--max-steps", 8, "--devices", 2)
+    outcome = cli(*words)
     assert outcome.code == 2 and f"{part.name} is missing" in outcome.err, outcome.err
 
 
-def test_a_run_directory_that_a_process_does_not_see_is_refused(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_dir = Path.is_dir
-    monkeypatch.setattr(
-        Path, "is_dir", lambda path: is_dir(path) and (path.name, os.environ.get("RANK")) != ("run", "1")
-    )
-    outcome = train("--out", "run", *FSDP, "--devices", 2)
-    assert outcome.code == 2 and outcome.err.count("error: ") == 1, outcome.err
-    assert "error: rank 1: run, which the process of rank 0 has made, is not visible to that of rank 1" in outcome.err
+def test_a_run_directory_that_a_process_does_not_see_is_refused(tmp_path: Path) -> None:
+    worker = Worker(rank=1, world_size=2, store=HashStore())
+    worker.give("shared/1", str(tmp_path / "run"))  # which the leader has made, on another machine
+    message = "run, which the process of rank 0 has made, is not visible to that of rank 1"
+    with pytest.raises(InputError, match=message):
+        open_run(cast("Any", None), cast("Any", None), worker, bytes_needed=0)
 
 
+@pytest.mark.slow
 def test_small_checkpoints_are_single_files(train: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quick twin is `checkpoint/test_checkpoint_parts.py::test_processes_without_enough_bytes_write_nothing`."""
     monkeypatch.setattr(parts, "PART_BYTES", 16 << 20)
     assert train("--out", "run", *EMA, *FSDP, *SHORT, "--devices", 2).code == 0
     assert file_names(latest("run")) == {"model.safetensors", "optimizer.safetensors", "ema.safetensors"}

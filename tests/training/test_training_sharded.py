@@ -45,7 +45,9 @@ def assert_same_state(run: str, other: str, *roles: str) -> None:
         assert max(float((own[key] - others[key]).abs().max()) for key in own) <= TOLERANCE
 
 
+@pytest.mark.slow
 def test_sharded_weights_make_the_run_and_the_files_of_one_process(train: Cli) -> None:
+    """The quick twin is `test_training_saving.py::test_each_process_writes_whole_tensors_where_weights_are_spread`."""
     words = ("--set", "training.ema_decay=0.9", "--set", "optimizer.kind=muon", "--set", "optimizer.adam_lr=0.003")
     assert train("--out", "one", *words).code == 0
     assert train("--out", "two", *words, "--devices", 2, *FSDP).code == 0
@@ -61,7 +63,11 @@ def test_sharded_layers_that_share_their_weights(train: Cli) -> None:
     assert_same_run("two", "one")
 
 
+@pytest.mark.slow
 def test_a_table_that_layers_share_is_refused(train: Cli) -> None:
+    """The quick twin is
+    `cli/test_cli_workers.py::test_the_failure_of_a_worker_has_the_message_and_the_code_of_its_error`.
+    """
     attention = ("--set", "model.decoder.attention={kind: disentangled, buckets: 8, max_distance: 30}")
     refused = train("--out", "two", *attention, "--devices", 2, *FSDP)
     assert refused.code == 2 and "blocks.0.self_attention.mechanism.table, and fsdp" in refused.err
@@ -72,7 +78,7 @@ def test_a_table_that_layers_share_is_refused(train: Cli) -> None:
 def test_sharded_models_translate_and_write_samples_as_in_one_process(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its quick twin is `test_sharded_weights_make_the_run_and_the_files_of_one_process`."""
+    """Its quick twin is `test_training_saving.py::test_each_process_writes_whole_tensors_where_weights_are_spread`."""
     monkeypatch.chdir(tmp_path)
     texts = english(60)
     Path("pairs.en").write_text("\n".join(texts) + "\n")
@@ -94,7 +100,7 @@ def test_sharded_models_translate_and_write_samples_as_in_one_process(
 def test_an_interrupted_validation_of_sharded_models_is_repeated_on_resume(
     train: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its quick twin is `test_sharded_weights_make_the_run_and_the_files_of_one_process`."""
+    """Its quick twin is `test_training_saving.py::test_each_process_writes_whole_tensors_where_weights_are_spread`."""
     assert train("--out", "whole").code == 0
     with monkeypatch.context() as patch:
         during_validation(patch, 6, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -124,7 +130,7 @@ def interrupted(train: Cli, monkeypatch: pytest.MonkeyPatch, step: int, *words: 
 
 @pytest.mark.slow
 def test_sharded_models_start_from_the_weights_of_another_run(cli: Cli, tmp_path: Path) -> None:
-    """Its quick twin is `test_sharded_weights_make_the_run_and_the_files_of_one_process`."""
+    """Its quick twin is `test_training_saving.py::test_each_process_writes_whole_tensors_where_weights_are_spread`."""
     rows = tmp_path / "rows.tsv"
     rows.write_text("text\tlabel\n" + "".join(f"{text}\t{number % 5 + 0.5}\n"
                                               for number, (_, text) in enumerate(sentences(80, 6))))  # fmt: skip
@@ -223,7 +229,7 @@ def test_electra_is_validated_and_saved_with_its_generator_when_sharded(cli: Cli
 def test_a_training_in_bf16_is_that_of_one_process_within_its_rounding(train: Cli) -> None:
     """Blocks are gathered in bf16, also for validation and samples.
 
-    Its quick twin is `test_sharded_weights_make_the_run_and_the_files_of_one_process`.
+    Its quick twin is `test_training_saving.py::test_each_process_writes_whole_tensors_where_weights_are_spread`.
     """
     half = ("--precision", "bf16", "--max-steps", 4)
     assert train(*half, "--out", "one").code == 0

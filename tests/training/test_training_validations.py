@@ -221,8 +221,10 @@ def test_max_minutes_that_end_during_a_validation_do_not_break_it_off(
     assert metrics(Path("run"), "valid")
 
 
-@first_is_quick("flags", [(), ("--parallel", "fsdp")], ids=" ".join)
+@pytest.mark.parametrize("flags", [(), ("--parallel", "fsdp")], ids=" ".join)
+@pytest.mark.slow
 def test_several_processes_measure_what_one_does(flags: tuple[str, ...], tiny: Cli) -> None:
+    """The quick twin is `test_training_devices.py::test_two_processes_make_the_run_of_one`."""
     dropouts = ("model.decoder.dropout=0", "model.decoder.attention_dropout=0", "model.embedding.dropout=0")
     sets = ("training.valid_share=0.5", "training.final_validation=true", *dropouts)
     asked = [word for text in sets for word in ("--set", text)]

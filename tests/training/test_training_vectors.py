@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import tformer
+from tformer.objectives.contrastive import ContrastiveOptions
+from tformer.support.errors import InputError
+from tformer.training.together import prepare_together
+from tformer.workers.work import Work
+from tformer.workers.worker import Worker
 
 Cli = Callable[..., Any]
 RECIPE = """\
@@ -162,7 +168,6 @@ def test_a_resumed_training_is_the_uninterrupted_one(cli: Cli) -> None:
             ("contrastive", "pairs.tsv", "--grad-accum", "2"),
             "training.grad_accum: found 2, expected 1",
         ),
-        (("contrastive", "pairs.tsv", "--devices", "2"), "--devices: contrastive compares all examples of a batch"),
         (("contrastive", "one.tsv"), "one.tsv: found one text a row, expected pairs of texts"),
         (("similarity", "pairs.tsv"), "cannot tell which column holds the label"),
         (("similarity", "words.tsv"), "words.tsv:2"),
@@ -198,6 +203,12 @@ def test_a_mistake_is_one_clear_line(words: tuple[str, ...], expected: str, cli:
     outcome = cli("train", "--config", "bert.yaml", "--objective", kind, "--data", data, "--out", "run", *more)
     assert outcome.code == 2 and expected in outcome.err, outcome.err
     assert not Path("run/checkpoints").exists()
+
+
+def test_one_process_compares_the_examples_of_a_batch() -> None:
+    requested = SimpleNamespace(recipe=SimpleNamespace(objectives=[ContrastiveOptions()]))
+    with pytest.raises(InputError, match="--devices: contrastive compares all examples of a batch"):
+        prepare_together(cast("Any", requested), Work(), Worker(world_size=2))
 
 
 @pytest.mark.parametrize(
