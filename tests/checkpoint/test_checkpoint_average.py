@@ -257,8 +257,6 @@ def test_last_of_what_is_no_run(run: RunDirectory, tmp_path: Path) -> None:
             last_checkpoints(single, 2)
     with pytest.raises(InputError, match="does not exist"):
         last_checkpoints(tmp_path / "absent", 2)
-    with pytest.raises(InputError, match="at least 1, found 0"):
-        last_checkpoints(run.path, 0)
 
 
 # --- refusals, interruptions and faults ------------------------------------------------------------------------------

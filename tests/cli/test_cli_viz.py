@@ -73,7 +73,7 @@ def test_a_metric_that_only_some_runs_have_is_noted(home: Path, cli: Cli, tmp_pa
     ("arguments", "word"),
     [
         (("--metric", "acuracy"), "did you mean 'accuracy'"),
-        (("--x", "epochs"), "step, tokens or time"),
+        (("--x", "epochs"), "'epochs' is not one of 'step', 'tokens', 'time'"),
         (("--smooth", "1"), "below 1"),
         (("-o", "curves.pdf"), ".pdf"),
         (("-o", "runs"), "is a folder"),

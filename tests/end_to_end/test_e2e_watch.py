@@ -73,8 +73,6 @@ def test_mistakes_are_one_line(cli: Callable[..., Any], tmp_path: Path, monkeypa
 
 
 def test_a_missing_package_is_named(cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tformer.serve import host
-
-    monkeypatch.setattr(host.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     outcome = cli("watch", tmp_path)
     assert outcome.code == 2 and "pip install 'tformer[serve]'" in outcome.err

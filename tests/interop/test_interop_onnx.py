@@ -207,7 +207,7 @@ def test_options_of_other_formats_are_refused(options: dict[str, Any], told: str
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnx" else find(name))
-    with pytest.raises(InputError, match="needs onnx, which is not installed"):
+    with pytest.raises(InputError, match="--to onnx needs the package onnx, which is not installed"):
         export_onnx(checkpoint(tmp_path / "run"), tmp_path / "out")
 
 

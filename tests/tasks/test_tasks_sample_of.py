@@ -156,7 +156,7 @@ training: {{batch_size: 4, precision: fp32, device: cpu}}
         ("causal LM", GivenExample("a", target="b"), "--target: not read by a causal language model"),
         ("masked LM", GivenExample("a", text2="b"), "--text2: not read by a masked language model"),
         ("classes", GivenExample(image=Path("x.png")), "--image: not read by a model of labelled examples"),
-        ("pairs", GivenExample("the cat"), "trained on pairs of texts"),
+        ("pairs", GivenExample("the cat"), "--text: --text2 is missing"),
         ("translation", GivenExample(target="the cat"), "--target: --text is missing"),
         ("causal LM", GivenExample(""), "--text: found no tokens"),
         ("translation", GivenExample(""), "--text: found no tokens"),

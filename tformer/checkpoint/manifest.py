@@ -138,6 +138,13 @@ def content_sha256(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
+def refuse_pickles(path: Path) -> None:
+    """Raise InputError for a file that is a pickle, and for a folder that holds one."""
+    for file in [path] if path.is_file() else sorted(path.iterdir()):
+        if file.suffix in PICKLE_SUFFIXES:
+            raise InputError(f"{file} is a pickle, not a checkpoint of tformer", hint=PICKLE_HINT)
+
+
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint folder.
 
@@ -147,13 +154,9 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.exists():
         try:
-            pickles = sorted(entry.name for entry in folder.iterdir() if entry.suffix in PICKLE_SUFFIXES)
+            refuse_pickles(folder)
         except OSError:
             raise InputError(f"{folder} is not a checkpoint folder") from None
-        if pickles:
-            raise InputError(
-                f"{folder} holds no tformer checkpoint but pickled weights ({pickles[0]})", hint=PICKLE_HINT
-            )
         raise InputError(
             f"{folder} is not a checkpoint: it has no {MANIFEST}",
             hint="a checkpoint that was cut off while being written or removed looks like this; choose another one",

@@ -40,7 +40,7 @@ from tformer.checkpoint.tensor_files import (
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError, NotFiniteError
-from tformer.support.files import PICKLE_HINT, PICKLE_SUFFIXES, open_regular, parse_object, read_bounded
+from tformer.support.files import open_regular, parse_object, read_bounded
 from tformer.support.formatting import listed, short_hash
 
 MAX_LISTED = 8  # names of each kind in an error
@@ -291,8 +291,6 @@ def read_checkpoint(path: str | Path, *, verify: bool = True, resumed: bool = Fa
         InputError: missing, cut off, damaged, or written by a newer tformer; names the file.
     """
     folder = Path(path)
-    if folder.suffix in PICKLE_SUFFIXES and folder.is_file():
-        raise InputError(f"{folder} is a pickle, not a checkpoint folder", hint=PICKLE_HINT)
     with _recovery_hint(folder, resumed=resumed):
         manifest = read_manifest(folder)
         texts = _read_texts(folder, manifest, verify=verify)

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tformer.checkpoint import catalog
-from tformer.checkpoint.manifest import read_manifest
+from tformer.checkpoint.manifest import read_manifest, refuse_pickles
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import CHECKPOINTS, is_run, list_runs
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError, did_you_mean
-from tformer.support.files import MANIFEST, PICKLE_HINT, PICKLE_SUFFIXES
+from tformer.support.files import MANIFEST
 
 MAX_NAMED = 5  # runs in a hint
 
@@ -47,9 +47,7 @@ def resolve_checkpoint(path: str | Path, which: str = "best", *, runs_dir: str |
             f"{folder} is a Hugging Face folder, expected a run or a checkpoint of tformer",
             hint=f"make one of it: tformer import {folder} --out DIR",
         )
-    pickles = sorted(entry.name for entry in folder.iterdir() if entry.suffix in PICKLE_SUFFIXES)
-    if pickles:
-        raise InputError(f"{folder} holds no tformer checkpoint but pickled weights ({pickles[0]})", hint=PICKLE_HINT)
+    refuse_pickles(folder)
     raise InputError(
         f"{folder} is neither a run (no {CHECKPOINTS}/) nor a checkpoint (no {MANIFEST})",
         hint=_suggest_run(folder, Path(runs_dir)),
@@ -64,8 +62,6 @@ def last_checkpoints(run: str | Path, count: int) -> list[Path]:
     Raises:
         InputError: not a run, or fewer checkpoints than that.
     """
-    if count < 1:
-        raise InputError(f"--last must be at least 1, found {count}")
     folder = Path(run)
     if (folder / MANIFEST).is_file() or not (is_run(folder) or folder.name == CHECKPOINTS):
         found = resolve_checkpoint(folder, "latest")  # or its error
@@ -181,8 +177,7 @@ def _from_file(path: Path) -> Path:
     target = catalog.read_pointer(path) if path.name in (catalog.LATEST, catalog.BEST) else None
     if target is not None:
         return _choose(path.parent, path.parent.parent, path.name)
-    if path.suffix in PICKLE_SUFFIXES:
-        raise InputError(f"{path} is a pickle, not a run", hint=PICKLE_HINT)
+    refuse_pickles(path)
     holds_model = any((path.parent / name).is_file() for name in (MANIFEST, "config.json"))
     raise InputError(
         f"{path} is a file, expected a run or checkpoint folder",

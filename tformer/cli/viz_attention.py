@@ -5,14 +5,14 @@ from __future__ import annotations
 import shutil
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tformer.cli.command import examples, takes_options
 from tformer.cli.look_inside import command_line, looking_inside
 from tformer.cli.report import emit_document, show_notes
 from tformer.inside.options import PICTURE, SHOWN, ReadOptions, parse_heads
 from tformer.support.bounds import Must, Positive
-from tformer.support.errors import InputError, did_you_mean
+from tformer.support.errors import InputError
 from tformer.support.options import Checkpoint, Device, PictureFile, PictureFormat, parse_numbers
 
 if TYPE_CHECKING:
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from tformer.viz.attention.weights import Chosen
     from tformer.viz.output import OutputTarget
 
-KINDS = ("encoder", "decoder", "cross")
-VIEWS = ("head", "model", "rollout", "summary")
-SCALES = ("row", "global", "sqrt", "log")
 PICTURES = ("png", "svg")
 MEAN = "mean"
 LINEAR_UP_TO = 24  # tokens up to which a linear colour scale shows even weights
@@ -42,19 +39,17 @@ class AttentionOptions(ReadOptions):
     """The options of `tformer viz-attention`."""
 
     attention: Annotated[
-        str | None,
+        Literal["encoder", "decoder", "cross"] | None,
         SHOWN(
             "--attention",
-            metavar="encoder|decoder|cross",
             help="Which attentions to show.",
             default="all; in a single picture cross-attention, if there is one",
         ),
     ] = None
     view: Annotated[
-        str | None,
+        Literal["head", "model", "rollout", "summary"] | None,
         SHOWN(
             "--view",
-            metavar="head|model|rollout|summary",
             help="head: one head with its tokens; model: all heads, small; rollout: the product over layers; summary: "
             "measures of every head.",
         ),
@@ -81,10 +76,9 @@ class AttentionOptions(ReadOptions):
     output: Annotated[PictureFile, PICTURE] = None
     format: Annotated[PictureFormat, PICTURE] = None
     scale: Annotated[
-        str | None,
+        Literal["row", "global", "sqrt", "log"] | None,
         PICTURE(
             "--scale",
-            metavar="row|global|sqrt|log",
             help="Colour scale: each row by itself, linear, square root or logarithmic.",
             rare=True,
             default="linear; sqrt for long texts",
@@ -100,13 +94,6 @@ class AttentionOptions(ReadOptions):
 
     def check(self) -> None:
         """Raise InputError for values that are invalid for every model."""
-        for option, value, known in (
-            ("--attention", self.attention, KINDS),
-            ("--view", self.view, VIEWS),
-            ("--scale", self.scale, SCALES),
-        ):
-            if value is not None and value not in known:
-                raise InputError(f"{option} {value}: unknown", hint=did_you_mean(value, known))
         super().check()
         parse_numbers(self.layers, "--layers")
         self.head_numbers()

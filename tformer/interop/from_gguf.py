@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import struct
 from collections.abc import Iterator, Mapping
@@ -27,7 +26,7 @@ from tformer.interop.weight_files import CONFIG, SINGLE
 from tformer.nn.positions.rope import RopeScaling, scale_frequencies
 from tformer.recipe.model import Model
 from tformer.support import files
-from tformer.support.errors import InputError
+from tformer.support.errors import InputError, require_package
 from tformer.support.formatting import listed
 
 MAGIC = b"GGUF"
@@ -140,8 +139,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise InputError(f"{path} is not a folder, and a GGUF file begins with {MAGIC!r}, found {start!r}")
     if version[:2] == b"\0\0":  # the package reads their headers, and dequantizes them to other numbers
         raise InputError(f"{path}: its numbers are big-endian, tformer reads little-endian files")
-    if importlib.util.find_spec("gguf") is None:
-        raise InputError(f"{path} needs the package gguf, which is not installed", hint="pip install 'tformer[gguf]'")
+    require_package("gguf", extra="gguf", user=str(path))
     import gguf
 
     class StrictReader(gguf.GGUFReader):

@@ -6,7 +6,6 @@ As in the files of llama.cpp's own tools, vectors and positions are fp32 in ever
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import re
 import signal
@@ -37,7 +36,7 @@ from tformer.nn.positions.rope import RopeOptions
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import SpecialTokens, with_own_roles
 from tformer.support import files
-from tformer.support.errors import InputError, Interrupted
+from tformer.support.errors import InputError, Interrupted, require_package
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.chat import TEMPLATES
 from tformer.workers.work import QUIET, Work
@@ -119,8 +118,7 @@ def export_gguf(
 
 def plan(checkpoint: Checkpoint, model_type: str | None = None) -> tuple[Model, ExportTarget, Vocabulary]:
     """(resolved model, class, vocabulary) of a checkpoint's file; errors as in `export_gguf`."""
-    if importlib.util.find_spec("gguf") is None:
-        raise InputError("--to gguf needs the package gguf, which is not installed", hint="pip install 'tformer[gguf]'")
+    require_package("gguf", extra="gguf", user="--to gguf")
     recipe, tokenizers = checkpoint.recipe, tokenizers_of(checkpoint)
     model = resolved(recipe, tokenizers)
     return model, *planned(

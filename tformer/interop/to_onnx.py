@@ -15,7 +15,6 @@ Shape legend: B batch, T new tokens, S slots (those of the past, then T), K kv h
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import math
 import signal
@@ -41,7 +40,7 @@ from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.fixed_cache import FixedCache, FixedLayer
 from tformer.recipe.model import Model, layer_sections
 from tformer.support import files
-from tformer.support.errors import InputError, Interrupted
+from tformer.support.errors import InputError, Interrupted, require_package
 from tformer.workers.work import QUIET, Work
 
 TOLERANCE = 1e-4  # largest difference of an output, times its largest number where that exceeds 1
@@ -111,8 +110,7 @@ def export_onnx(
 def plan(checkpoint: Checkpoint, model_type: str | None = None) -> ExportTarget:
     """The class of a checkpoint's model; raises the errors of `export_onnx` that the recipe shows."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
-        if importlib.util.find_spec(package) is None:
-            raise InputError(f"--to onnx needs {package}, which is not installed", hint="pip install 'tformer[onnx]'")
+        require_package(package, extra="onnx", user="--to onnx")
     tokenizers = tokenizers_of(checkpoint)
     refuse_unwritten(resolved(checkpoint.recipe, tokenizers))
     return planned(checkpoint.recipe, tokenizers, model_type)[0]

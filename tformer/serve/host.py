@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import ipaddress
 import signal
 import socket
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tformer.support.errors import InputError
+from tformer.support.errors import InputError, require_package
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -25,10 +24,7 @@ ANY_PORT = 0
 def require_packages(command: str) -> None:
     """Raise InputError where starlette or uvicorn is not installed."""
     for package in ("starlette", "uvicorn"):
-        if importlib.util.find_spec(package) is None:
-            raise InputError(
-                f"tformer {command} needs {package}, which is not installed", hint="pip install 'tformer[serve]'"
-            )
+        require_package(package, extra="serve", user=f"tformer {command}")
 
 
 def own_names(host: str) -> list[str]:

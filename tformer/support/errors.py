@@ -82,6 +82,16 @@ class Interrupted(TformerError):
         self.exit_code = 128 + signal_number
 
 
+def require_package(name: str, *, extra: str, user: str) -> None:
+    """Raise InputError if the module that `user` needs is not installed; extra: of tformer, which installs it."""
+    from importlib.util import find_spec
+
+    if find_spec(name) is None:
+        raise InputError(
+            f"{user} needs the package {name}, which is not installed", hint=f"pip install 'tformer[{extra}]'"
+        )
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """A hint that names the nearest choice, and all of them when they are few."""
     known = sorted(choices)

@@ -302,15 +302,18 @@ class GivenExample:
     target: str | None = None
     image: Path | None = None
 
-    def require(self, *, needs: str, may: str | None = None, reader: str) -> None:
-        """Raise InputError unless the part `needs` is there, and no others but `may`. reader: what reads it."""
+    def require(self, *needs: str, may: str | None = None, reader: str) -> None:
+        """Raise InputError unless the parts `needs` are there, and no others but `may`. reader: what reads them."""
         given = [part for part in ("text", "text2", "target", "image") if getattr(self, part) is not None]
         for part in given:
-            if part not in (needs, may):
-                options = f"--{needs}" + (f" and --{may}" if may else "")
+            if part not in (*needs, may):
+                options = " and ".join(f"--{name}" for name in (*needs, may) if name)
                 raise InputError(f"--{part}: not read by {reader}", hint=f"its examples are given by {options}")
-        if needs not in given:
-            raise InputError(f"--{given[0] if given else needs}: --{needs} is missing", hint=f"it is read by {reader}")
+        for part in needs:
+            if part not in given:
+                raise InputError(
+                    f"--{given[0] if given else part}: --{part} is missing", hint=f"it is read by {reader}"
+                )
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ class Chat(MaskedText):
 
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
         """A sample of a message and its answer; without a target the message is its own answer."""
-        given.require(needs="text", may="target", reader=self.description)
+        given.require("text", may="target", reader=self.description)
         tokenizer, _ = tokenizers
         assert tokenizer is not None and given.text is not None
         encode, _ = self.encoder(tokenizer, recipe)

@@ -64,7 +64,7 @@ class Images(Labelled):
 
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
         """An image file at the model's size, without a label."""
-        given.require(needs="image", reader=self.description)
+        given.require("image", reader=self.description)
         patches = recipe.model.patches
         assert patches is not None and given.image is not None
         image = read_image(given.image, size=patches.image_size, channels=patches.channels)

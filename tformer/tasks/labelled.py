@@ -274,9 +274,8 @@ class Labelled(Task):
 
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
         """A text or a pair of texts in its template, without a label."""
-        given.require(needs="text", may="text2", reader=self.description)
-        if recipe.data.columns.text2 is not None and given.text2 is None:
-            raise InputError("--text: this model is trained on pairs of texts", hint="give the second with --text2")
+        is_trained_on_pairs = recipe.data.columns.text2 is not None
+        given.require("text", *(["text2"] if is_trained_on_pairs else []), may="text2", reader=self.description)
         tokenizer, _ = tokenizers
         assert tokenizer is not None
         context = _context(recipe, tokenizer, np.ones(len(recipe.data.labels)))

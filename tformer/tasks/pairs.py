@@ -204,7 +204,7 @@ class Pairs(Task):
 
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
         """A sample of a source, with the prefix of the run's task, and its target (default: the source)."""
-        given.require(needs="text", may="target", reader=self.description)
+        given.require("text", may="target", reader=self.description)
         tokenizer, own_target = tokenizers
         assert tokenizer is not None and given.text is not None
         prefix, _ = task_prefix(recipe, None)

@@ -55,7 +55,7 @@ class Questions(Tagged):
         return {}
 
     def row_of(self, given: GivenExample) -> LabelledRow:
-        given.require(needs="text", may="text2", reader=self.description)
+        given.require("text", may="text2", reader=self.description)
         return QuestionRow(given.text or "", given.text2 or "", None, "--text")
 
     def survey(self, recipe: Recipe) -> Survey | None:

@@ -12,7 +12,6 @@ from tformer.loading import Loaded
 from tformer.objectives import build_objective
 from tformer.objectives.base import ObjectiveContext
 from tformer.recipe.recipe import Recipe
-from tformer.support.errors import InputError
 from tformer.tasks.base import (
     ChosenData,
     GivenExample,
@@ -62,9 +61,7 @@ class Sentences(MaskedText):
 
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
         """A sample of a text and its next sentence."""
-        given.require(needs="text", may="text2", reader=self.description)
-        if given.text2 is None:
-            raise InputError("--text: this model is trained on pairs of texts", hint="give the second with --text2")
+        given.require("text", "text2", reader=self.description)
         tokenizer, _ = tokenizers
         assert tokenizer is not None
         sample = labelled_sample(recipe, tokenizer, given)

@@ -208,7 +208,7 @@ class CorpusTask(Task):
 
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
         """A window that holds the text as one document, with the token that ends documents."""
-        given.require(needs="text", reader=self.description)
+        given.require("text", reader=self.description)
         tokenizer, _ = tokenizers
         assert tokenizer is not None and given.text is not None
         ids, end = tokenizer.encode(given.text), tokenizer.special.eos

@@ -232,7 +232,7 @@ class TextPairs(Task):
 
     def sample_of(self, recipe: Recipe, tokenizers: Tokenizers, given: GivenExample) -> tuple[Any, ObjectiveContext]:
         """Two texts, each in its template; the second is the first where it is not given."""
-        given.require(needs="text", may="text2", reader=self.description)
+        given.require("text", may="text2", reader=self.description)
         tokenizer, _ = tokenizers
         assert tokenizer is not None
         texts = given.text, given.text if given.text2 is None else given.text2

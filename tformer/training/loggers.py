@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from tformer.support.errors import InputError, did_you_mean
+from tformer.support.errors import InputError, did_you_mean, require_package
 from tformer.support.files import parse_object, read_bounded, write_text
 from tformer.support.formatting import json_text, shortened
 
@@ -151,11 +151,7 @@ def logger_names(given: Sequence[str]) -> tuple[str, ...]:
             raise InputError(
                 f"--log-to: found '{name}', expected {', '.join(LOGGERS)}", hint=did_you_mean(name, LOGGERS)
             )
-        if not _is_installed(name):
-            raise InputError(
-                f"--log-to {name} needs the package {LOGGERS[name].package}, which is not installed",
-                hint=f"pip install 'tformer[{name}]'",
-            )
+        require_package(LOGGERS[name].package, extra=name, user=f"--log-to {name}")
     return names
 
 

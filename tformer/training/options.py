@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from tformer.support.bounds import NonNegative, Positive, Seed
 from tformer.support.errors import InputError
@@ -202,10 +202,9 @@ class TrainOptions(Checked):
         Key("data.columns.target"),
     ] = None
     vocabulary: Annotated[
-        str | None,
+        Literal["joint", "separate"] | None,
         DATA(
             "--vocabulary",
-            metavar="joint|separate",
             help="Pairs: one tokenizer for both sides (joint), or one per side (separate).",
             default=PRESETS,
             rare=True,
@@ -525,12 +524,7 @@ class TrainOptions(Checked):
         return {key: [entry | added for entry in found] for key, found in entries.items() if found}
 
     def _vocabulary_values(self) -> dict[str, Any]:
-        """One vocabulary or two. A tokenizer file for each side means two.
-
-        Raises InputError for another word than joint or separate.
-        """
-        if self.vocabulary not in VOCABULARIES:
-            raise InputError(f"--vocabulary must be joint or separate, found '{self.vocabulary}'")
+        """One vocabulary or two. A tokenizer file for each side means two."""
         if self.source_tokenizer is None:
             path = {} if self.tokenizer is None else {"tokenizer.path": str(self.tokenizer)}
             return VOCABULARIES[self.vocabulary] | path

@@ -115,7 +115,7 @@ class Tagged(Task):
 
     def row_of(self, given: GivenExample) -> LabelledRow:
         """A given example, without labels."""
-        given.require(needs="text", reader=self.description)
+        given.require("text", reader=self.description)
         return words_of(given.text or "", "--text")
 
     def survey(self, recipe: Recipe) -> Survey | None:
