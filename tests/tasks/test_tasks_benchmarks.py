@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,6 +159,59 @@ def test_log_probabilities_of_a_model_in_bf16_are_summed_in_fp32(tmp_path: Path)
     assert half == pytest.approx(exact, rel=0.01) and half != float(torch.tensor(half).bfloat16())
 
 
+class Backend:
+    """Stands in for lm_eval's `hf` backend: the model of transformers in a folder."""
+
+    max_length = 4
+
+    def __init__(self, path: str, **options: Any) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=options["dtype"])
+
+    def tok_decode(self, ids: list[int]) -> str:
+        return f"{len(ids)} words"
+
+    def _loglikelihood_tokens(self, requests: list[Any]) -> list[Any]:
+        return requests
+
+
+@pytest.fixture
+def harness_model(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The class HarnessModel over `Backend`, with lm_eval or without."""
+    monkeypatch.setitem(sys.modules, "lm_eval.models.huggingface", SimpleNamespace(HFLM=Backend))
+    for package in ("lm_eval", "lm_eval.models"):
+        monkeypatch.setitem(sys.modules, package, ModuleType(package))
+    spec = find_spec("tformer.evaluation.harness_model")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)  # beside the one that other tests may have imported
+    spec.loader.exec_module(module)
+    return module.HarnessModel
+
+
+def test_the_model_in_memory_is_measured_and_held_once(harness_model: Any, tmp_path: Path) -> None:
+    run = tformer.load(tiny.gpt2(tmp_path / "folder"))
+    with torch.no_grad():
+        run.model.get_parameter("embedding.weight").fill_(0.25)
+    assert harness_model(run).model.transformer.wte.weight.unique().tolist() == [0.25]
+    assert not run.model.get_parameter("embedding.weight").is_meta
+    measured = harness_model(run, keep=False).model
+    assert all(parameter.is_meta for parameter in run.model.parameters())
+    assert measured.transformer.wte.weight.unique().tolist() == [0.25]
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_a_continuation_that_the_context_does_not_hold_is_one_line(
+    harness_model: Any, tmp_path: Path, count: int
+) -> None:
+    """`test_what_cannot_be_run_is_refused` has it as lm_eval asks."""
+    model = harness_model(tformer.load(tiny.gpt2(tmp_path / "folder")))
+    fits = (("", ""), [1], [1, 2, 3, 4])
+    assert model._loglikelihood_tokens([fits]) == [fits]
+    with pytest.raises(InputError, match=f"^lm_eval: a continuation, .*, has {count} tokens, expected 1 to 4$"):
+        model._loglikelihood_tokens([fits, (("", ""), [1], [1] * count)])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -188,7 +243,7 @@ def test_what_cannot_be_run_is_refused(files: list[Path], tmp_path: Path) -> Non
     row = {"query": "a", "choices": [words_at(0, 60), "a"], "gold": 1}
     (files[0].parent / "wide.jsonl").write_text(json.dumps(row) + "\n")
     files[0].write_text(wide)
-    assert "lm_eval: AssertionError" in refused(folder, tasks=str(files[0])).message
+    assert " tokens, expected 1 to 32" in refused(folder, tasks=str(files[0])).message
 
 
 # The task file's text, or the keys to change in one that runs -> what the refusal says

@@ -128,7 +128,9 @@ class EvaluationOptions(EvaluationDataOptions):
     """The options of `tformer evaluate`."""
 
     RULES = (
-        exclude("--tasks", ("--data", "--source", "--score", "--by", "--plot", "--devices", "--quantize")),
+        exclude(
+            "--tasks", ("--data", "--data-folder", "--source", "--score", "--by", "--plot", "--devices", "--quantize")
+        ),
         *EvaluationDataOptions.RULES,
         exclude("--score", ("--no-decode", "--by", "--plot")),
         exclude(("--score", "--no-decode"), OF_DECODING),

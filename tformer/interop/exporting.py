@@ -116,6 +116,7 @@ def export_checkpoint(
     dtype: torch.dtype | None = None,
     shard_bytes: int = SHARD_BYTES,
     model_type: str | None = None,
+    weights: Mapping[str, Tensor] | None = None,
     work: Work = QUIET,
 ) -> ExportReport:
     """Write a checkpoint in the layout of Hugging Face. Averaged weights are exported when there are any.
@@ -126,6 +127,7 @@ def export_checkpoint(
         dtype: of the floating tensors; None: as they are stored.
         shard_bytes: the most tensor bytes of one file.
         model_type: the architecture to export as, where several compute the same; None: the family's first.
+        weights: of the loaded model, in place of those that the checkpoint stores.
         work: reports the bytes written, and is polled after each tensor.
 
     Raises:
@@ -140,7 +142,7 @@ def export_checkpoint(
     tokenizers = tokenizers_of(checkpoint)
     choice, model, keys, sentence_files = planned(recipe, tokenizers, model_type)
     files.require_writable_folder(target)
-    weights = stored_weights(checkpoint, model)
+    weights = weights_of(checkpoint, model, weights)
     for step in choice.steps:
         model, weights = step.apply(model, weights)
     links, fixed = choice.architecture.written(model, choice.class_name)
@@ -217,9 +219,9 @@ def planned(
     return choose_class_or_code(model, model_type=model_type, common=keys, **ours), model, keys, sentence_files
 
 
-def stored_weights(checkpoint: Checkpoint, model: Model) -> dict[str, Tensor]:
-    """The model's tensors (owners only), after a check of names and shapes."""
-    weights = (checkpoint.ema() or {}) if checkpoint.has("ema") else {}
+def weights_of(checkpoint: Checkpoint, model: Model, loaded: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The model's tensors (owners only), after a check of names and shapes. loaded: in place of the stored ones."""
+    weights = dict(loaded or checkpoint.ema() or {})
     built = build_model(model, device="meta")
     tied = built.tied_names()
     wanted = {name: tensor for name, tensor in built.state_dict().items() if name not in tied}

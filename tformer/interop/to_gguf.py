@@ -26,7 +26,7 @@ from tformer.interop.architectures import ARCHITECTURES
 from tformer.interop.architectures.parts import stack_of
 from tformer.interop.choose import ExportTarget, choose_class, differences, distance
 from tformer.interop.config import Config
-from tformer.interop.exporting import ExportReport, resolved, stored_weights, tokenizers_of
+from tformer.interop.exporting import ExportReport, resolved, tokenizers_of, weights_of
 from tformer.interop.from_gguf import DIVISORS, LONG, SCALING, SHORT, llama3_divisors
 from tformer.interop.gguf_vocabulary import Vocabulary, vocabulary_of
 from tformer.interop.tokenizer_config import special_keys
@@ -80,7 +80,7 @@ def export_gguf(
         raise InputError(f"--out: found {target}, expected the name of a file", hint=f"--out {target.name}{SUFFIX}")
     require_new(target)
     model, choice, vocabulary = plan(checkpoint, model_type)
-    weights = stored_weights(checkpoint, model)
+    weights = weights_of(checkpoint, model)
     if (template := checkpoint.recipe.tokenizer.chat_template) is not None:
         text = TEMPLATES.get(template, template)
         template = _GENERATION.sub(lambda found: found[1] + ("endif" if found[2] else "if true"), text)

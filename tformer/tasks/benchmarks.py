@@ -50,7 +50,7 @@ class Benchmarks(Text):
             ) from None
         with _clear_errors(options.task_names, {ours.__file__, module.__file__}), _quiet():
             tasks = _load(options, work)
-            model = ours.HarnessModel(loaded, batch_size=options.batch_size, work=work)
+            model = ours.HarnessModel(loaded, batch_size=options.batch_size, keep=False, work=work)
             results = lm_eval.evaluator.evaluate(
                 model,
                 tasks,
