@@ -205,7 +205,7 @@ def test_a_key_that_is_gone_is_read_where_it_changed_nothing(path: tuple[str, ..
     def stated(value: Any) -> str:
         for key in reversed(path):
             value = {key: value}
-        return yaml.safe_dump(value | {"model": {"decoder": {}}})
+        return yaml.safe_dump({"schema": 1, "model": {"decoder": {}}} | value)
 
     neutral, remains = GONE[path]
     assert recipe_from_yaml(stated(neutral), name="old.yaml") == recipe_from_yaml("model: {decoder: {}}", name="x")
@@ -216,9 +216,23 @@ def test_a_key_that_is_gone_is_read_where_it_changed_nothing(path: tuple[str, ..
     assert caught.value.hint == remains
 
 
-def test_a_value_that_is_renamed_is_read() -> None:
+@pytest.mark.parametrize("path", GONE, ids=".".join)
+def test_a_file_of_the_newest_schema_may_not_state_a_key_that_is_gone(path: tuple[str, ...]) -> None:
+    """A recipe that tformer wrote states its schema; one that a user writes states none."""
+    neutral, remains = GONE[path]
+    value = neutral
+    for key in reversed(path):
+        value = {key: value}
+    with pytest.raises(InputError, match=rf"^my\.yaml: {'.'.join(path)}: .* a key that tformer no longer") as caught:
+        recipe_from_yaml(yaml.safe_dump({"model": {"decoder": {}}} | value), name="my.yaml")
+    assert caught.value.hint == remains
+
+
+def test_a_value_that_is_renamed_is_read_in_stored_recipes() -> None:
     text = "model: {decoder: {}}\ntraining: {parallel: {kind: auto}}\n"
-    assert recipe_from_yaml(text, name="old.yaml").training.parallel.kind == "ddp"
+    assert recipe_from_yaml(f"schema: 1\n{text}", name="old.yaml").training.parallel.kind == "ddp"
+    with pytest.raises(InputError, match=r"^my\.yaml:2: training\.parallel\.kind"):
+        recipe_from_yaml(text, name="my.yaml")
 
 
 def test_a_recipe_without_a_schema_is_of_the_newest() -> None:

@@ -43,9 +43,10 @@ def migrate(
 ) -> dict[str, Any]:
     """The data of a recipe in schema `to`; `name`: of the recipe in messages.
 
-    Raises InputError for a newer or invalid schema, and for a key that is gone and would change something.
+    Raises InputError for a newer or invalid schema, and for a key that is gone: in a recipe that tformer wrote, which
+    states its schema, only if the key would change something.
     """
-    data = _without_gone(data, name)
+    data = _without_gone(data, name, is_stored="schema" in data)
     found = data.get("schema", to)
     if not isinstance(found, int) or isinstance(found, bool) or found < 1:
         expected = " or ".join(map(str, range(1, to + 1)))
@@ -59,16 +60,16 @@ def migrate(
     return data
 
 
-def _without_gone(data: dict[str, Any], name: str) -> dict[str, Any]:
+def _without_gone(data: dict[str, Any], name: str, *, is_stored: bool) -> dict[str, Any]:
     data = copy.deepcopy(data)
     for path, (neutral, remains) in GONE.items():
         section = value_at(path[:-1], data)
         if not isinstance(section, dict) or path[-1] not in section:
             continue
-        if (value := section.pop(path[-1])) != neutral:
+        if (value := section.pop(path[-1])) != neutral or not is_stored:
             found = f"{name}: {'.'.join(path)}: found {describe(value)}, a key that tformer no longer has"
             raise InputError(found, hint=remains)
-    for path, names in RENAMED.items():
+    for path, names in RENAMED.items() if is_stored else ():
         section = value_at(path[:-1], data)
         if isinstance(section, dict) and isinstance(value := section.get(path[-1]), str):
             section[path[-1]] = names.get(value, value)
