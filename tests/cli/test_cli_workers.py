@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -25,7 +26,7 @@ from tformer.cli.process import StopFlag
 from tformer.cli.report import console
 from tformer.cli.workers import _failure_of, run_in_workers
 from tformer.support import processes
-from tformer.support.errors import InputError, Interrupted, NotFiniteError, StorageError, TformerError
+from tformer.support.errors import InputError, Interrupted, NotFiniteError, OutOfMemoryError, StorageError, TformerError
 from tformer.workers import launch
 from tformer.workers import worker as workers
 from tformer.workers.work import Job
@@ -466,6 +467,20 @@ def test_the_words_of_a_command_reach_its_workers_as_they_are(monkeypatch: pytes
     words = ["train", "--set", "a=$$ ${local_rank} $HOME"]
     launch.launch(2, lambda _: Job(lambda worker: None, words), forks=False, signals={})
     assert started[0][-3:] == words
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.EADDRINUSE])
+def test_only_errors_of_a_fork_say_that_no_process_starts(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.launcher import api
+
+    def start(*words: str) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(api, "elastic_launch", lambda config, work: start)
+    is_fork = number in (errno.EAGAIN, errno.ENOMEM)
+    with pytest.raises(OutOfMemoryError if is_fork else OSError, match=os.strerror(number)) as caught:
+        launch.launch(2, lambda _: Job(lambda worker: None, ["train"]), forks=False, signals={})
+    assert is_fork == ("starts no further process" in str(caught.value))
 
 
 @pytest.mark.slow

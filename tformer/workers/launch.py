@@ -7,6 +7,7 @@ store of the group, ends all workers after the first failure or a signal, and ki
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import multiprocessing
@@ -32,6 +33,8 @@ from tformer.workers.worker import BEGUN, REPORTS, Failure, worker_from_environm
 HOST = "127.0.0.1"
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 WATCH_SECONDS = 0.05
+
+NO_FORK = (errno.EAGAIN, errno.ENOMEM)  # of fork(2), at a limit of processes or memory
 
 STOP_SECONDS = 120
 """After a signal the workers get this time to finish a step and save (torch 2.11: 30 seconds)."""
@@ -151,6 +154,8 @@ def _attempt(
         except SignalException as error:
             return _interruption(reports, count, error.sigval)
         except OSError as error:
+            if error.errno not in NO_FORK:
+                raise
             raise OutOfMemoryError(
                 f"the system starts no further process: {error.strerror}",
                 hint="lower --devices, or raise the limits of memory and processes (ulimit -v, ulimit -u)",
