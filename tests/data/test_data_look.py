@@ -27,7 +27,10 @@ from tformer.data.sources.labelled import (
 from tformer.data.sources.pairs import open_pairs
 from tformer.data.sources.reading import Reading
 from tformer.data.sources.tables import LabelledRow, PairRow
+from tformer.data.sources.text import open_sources
 from tformer.support.errors import InputError
+from tformer.tasks.base import note_rows
+from tformer.workers.work import Work
 
 DROP = Reading(bad_rows="drop")
 
@@ -78,6 +81,27 @@ def test_bad_rows_are_left_out_and_listed(tmp_path: Path, name: str, text: str, 
     assert all(reason in error.message for reason, (_, _, error) in zip(reasons, bad, strict=True))
     assert list(source_of(write(tmp_path / f"b{name}", text.replace("{", "{", 1))).bad_rows()) == []  # only of "drop"
     assert source.fingerprint() != source_of(path).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "raw"),
+    [
+        ("a.jsonl", '{"text": "a b"}\n{"text": 3}\nno JSON\n{"words": "c"}\n{"text": "d"}\n', "no JSON\n"),
+        ("a.csv", "label,text\nx,a b\ny\nz\ny\nx,d\n", ["z"]),
+    ],
+)
+def test_bad_rows_of_running_text_are_left_out_and_listed(tmp_path: Path, name: str, text: str, raw: Any) -> None:
+    path = write(tmp_path / name, text)
+    [strict], [source] = open_sources([Spec(str(path))]), open_sources([Spec(str(path))], reading=DROP)
+    assert [piece.text for piece in source.documents()] == ["a b", "d"]
+    first = 2 if name == "a.jsonl" else 3
+    bad = list(source.bad_rows())
+    assert [place for place, _, _ in bad] == [f"{path}:{number}" for number in range(first, first + 3)]
+    assert bad[1][1] == raw and source.fingerprint() != strict.fingerprint()
+    notes: list[str] = []
+    note_rows([source], Work(note=notes.append))
+    assert any(note.startswith(f"{path}: 3 rows left out: ") for note in notes)
+    assert refusal(lambda: list(strict.documents())).message == bad[0][2].message and not list(strict.bad_rows())
 
 
 def test_unknown_labels_are_bad_rows_of_validation_data(tmp_path: Path) -> None:

@@ -528,16 +528,26 @@ def text_column(content: Content, column: Column) -> Iterator[str]:
     """The texts of one column that are not empty; by default of the column "text".
 
     A column named by its number means that csv and tsv have no row of names. Rows may have any number of further
-    columns.
+    columns. Raises InputError for a row without a text; with `Reading.bad_rows` "drop" such rows are left out.
     """
+    for _, _, text in text_attempts(content, column):
+        if isinstance(text, InputError):
+            if not content.reading.drops:
+                raise text
+        elif text:
+            yield text
+
+
+def text_attempts(content: Content, column: Column) -> Iterator[tuple[str, Any, str | InputError | None]]:
+    """(place, what was read, the text or the InputError) of every row; places of Parquet are those of its files."""
     texts = {".jsonl": _jsonl_texts, ".parquet": _parquet_texts}.get(_format_by_name(content) or "", _delimited_texts)
-    return filter(None, texts(content, column))
+    return texts(content, column)
 
 
 def text_records(content: Content) -> Iterator[Mapping[str, Any]]:
     """Every row by the names of columns or keys, if the table has names."""
     if (format := _format_by_name(content) or ".csv") == ".jsonl":
-        return (row for _, row in json_objects(content))
+        return (row for _, row in json_objects(content, skip_wrong=content.reading.drops))
     if format == ".parquet":
         names = parquet_schema(content.file).names
         rows: Iterator[Sequence[Any]] = parquet_rows(content.file, names, skip_unreadable=True)
@@ -547,7 +557,7 @@ def text_records(content: Content) -> Iterator[Mapping[str, Any]]:
     return (dict(zip(names, row, strict=False)) for row in rows)
 
 
-def _jsonl_texts(content: Content, column: Column) -> Iterator[str]:
+def _jsonl_texts(content: Content, column: Column) -> Iterator[tuple[str, str, str | InputError]]:
     name = content.name
     if isinstance(column, int):
         raise InputError(
@@ -555,14 +565,21 @@ def _jsonl_texts(content: Content, column: Column) -> Iterator[str]:
             hint=column_hint("text"),
         )
     key = column or DEFAULT_COLUMN
-    for number, row in json_objects(content, expected=f"an object with the key '{key}'"):
-        place = f"{name}:{number}"
-        if key not in row:
-            raise _missing_key(row, key, role="text", place=place)
-        yield text_value(row[key], key, place=place, errors=content.errors)
+    for number, line in enumerate(split_lines(content.texts(), name=name), 1):
+        if line.isspace():
+            continue
+        place, text = f"{name}:{number}", None
+        try:
+            row = json_object(line, place=place, expected=f"an object with the key '{key}'")
+            if key not in row:
+                raise _missing_key(row, key, role="text", place=place)
+            text = text_value(row[key], key, place=place, errors=content.errors)
+        except InputError as error:
+            text = error
+        yield place, line, text
 
 
-def _delimited_texts(content: Content, column: Column) -> Iterator[str]:
+def _delimited_texts(content: Content, column: Column) -> Iterator[tuple[str, list[str], str | InputError]]:
     index = column if isinstance(column, int) else None
     for number, row in delimited_cells(content, _format_by_name(content) or ".csv"):
         if not row:
@@ -577,15 +594,12 @@ def _delimited_texts(content: Content, column: Column) -> Iterator[str]:
             require_single(row, wanted, name=f"{content.name}:1")
             index = row.index(wanted)
             continue
-        if index >= len(row):
-            raise InputError(
-                f"{content.name}:{number}: expected at least {index + 1} columns, found {len(row)}",
-                hint=column_hint("text"),
-            )
-        yield row[index]
+        place = f"{content.name}:{number}"
+        short = f"{place}: expected at least {index + 1} columns, found {len(row)}"
+        yield place, row, row[index] if index < len(row) else InputError(short, hint=column_hint("text"))
 
 
-def _parquet_texts(content: Content, column: Column) -> Iterator[str]:
+def _parquet_texts(content: Content, column: Column) -> Iterator[tuple[str, Any, str | None]]:
     import pyarrow as pa
 
     path, hint = content.file, column_hint("text")
@@ -600,7 +614,7 @@ def _parquet_texts(content: Content, column: Column) -> Iterator[str]:
         kind = kind.value_type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise InputError(f"{path}: column '{wanted}' should hold text, found {kind}", hint=hint)
-    return (value for (value,) in parquet_rows(path, [wanted]))
+    return ((content.name, value, value) for (value,) in parquet_rows(path, [wanted]))
 
 
 # -- formats -----------------------------------------------------------------------------------------------------------
@@ -656,10 +670,8 @@ def _wrong_quote(name: str, line: int, end: str, other: str = "") -> InputError:
     return InputError(f"{name}:{line}: a quote opens a cell and is {end}", hint=hint)
 
 
-def json_objects(
-    content: Content, *, expected: str = "an object", skip_wrong: bool = False
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of every line that is not blank; messages call it `expected`.
+def json_objects(content: Content, *, skip_wrong: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, object) of every line that is not blank.
 
     skip_wrong: leave out what is none, if any line holds one.
     """
@@ -669,7 +681,7 @@ def json_objects(
         if line.isspace():
             continue
         try:
-            row = json_object(line, place=f"{content.name}:{number}", expected=expected)
+            row = json_object(line, place=f"{content.name}:{number}")
         except InputError as error:
             if not skip_wrong:
                 raise

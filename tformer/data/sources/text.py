@@ -29,7 +29,15 @@ from tformer.data.sources.files import (
     locate,
 )
 from tformer.data.sources.reading import Reading
-from tformer.data.sources.tables import DEFAULT_COLUMN, IN_FOLDERS, form_key, table_format, text_column, text_records
+from tformer.data.sources.tables import (
+    DEFAULT_COLUMN,
+    IN_FOLDERS,
+    form_key,
+    table_format,
+    text_attempts,
+    text_column,
+    text_records,
+)
 from tformer.support import files
 from tformer.support.errors import InputError, TformerError
 from tformer.support.file_kinds import RUNNING_TEXT
@@ -71,11 +79,18 @@ class TextFile:
         if path is not None and table_format(path) is not None and isinstance(column, str):
             yield from ((record, (column,)) for record in text_records(self.content))
 
+    def bad_rows(self) -> Iterator[tuple[str, Any, InputError]]:
+        """As `Table.bad_rows`."""
+        if self.content.path is not None and table_format(self.content.path) is not None:
+            attempts = text_attempts(self.content, self.column)
+            yield from ((place, raw, text) for place, raw, text in attempts if isinstance(text, InputError))
+
     def fingerprint(self) -> str:
         content = self.content
         how = ""
         if content.path is not None:
-            how = f"{form_key(content, format_ending(content.path))}:{self.column!r}:"
+            drop = ":drop" if content.reading.drops else ""
+            how = f"{form_key(content, format_ending(content.path))}{drop}:{self.column!r}:"
         return f"{how}{content.decoding}:{content.fingerprint()}:{content.samples()}"
 
     @property
