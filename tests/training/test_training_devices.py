@@ -304,7 +304,7 @@ def test_a_dry_run_starts_no_processes(train: Cli) -> None:
 
 def test_one_process_says_that_options_of_several_have_no_effect(train: Cli) -> None:
     plain = train("--max-steps", 1, "--out", "plain")
-    outcome = train("--max-steps", 1, "--out", "run", "--parallel", "fsdp", "--max-restarts", 2)
+    outcome = train("--max-steps", 1, "--out", "run", "--parallel", "fsdp", "--devices", 1, "--max-restarts", 2)
     assert outcome.code == 0
     assert "one process: --parallel fsdp, --max-restarts 2 without effect (several: --devices N)" in outcome.err
     assert "without effect" not in plain.err and "parallel:" not in plain.err + outcome.err

@@ -8,12 +8,15 @@ from typing import Annotated
 from tformer.cli.command import examples, takes_options
 from tformer.cli.report import emit_json, emit_lines, in_columns, show_notes
 from tformer.support.options import Json, option
+from tformer.support.rules import Checked, exclude
 
 EPILOG = examples("`tformer doctor`", "`tformer doctor --json`", "`tformer doctor --clean`")
 
 
 @dataclass(frozen=True)
-class DoctorOptions:
+class DoctorOptions(Checked):
+    RULES = (exclude("--clean", "--no-speed", hint="it measures nothing"),)
+
     clean: Annotated[bool, option("--clean", help="Remove what is in the caches, and do nothing else.")] = False
     no_speed: Annotated[bool, option("--no-speed", help="Leave out the speed check, which takes some seconds.")] = False
     as_json: Json = False

@@ -30,6 +30,8 @@ class ExportOptions(Checked):
     RULES = (
         exclude("--list", ("--out", "--to", "--dtype", "--shard-size", "--as", "--no-cache"), hint="it writes nothing"),
         exclude("--as", "--to peft", hint="adapters belong to the class of their base"),
+        exclude("--dtype", "--to peft", hint="adapters are written as they are stored"),
+        exclude("--shard-size", "--to gguf|onnx|peft", hint="it is for folders of Hugging Face"),
         needs("--no-cache", "--to onnx"),
         required("--out", unless="--list", hint="--out NAME-hf"),
     )

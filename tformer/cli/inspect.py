@@ -45,8 +45,10 @@ class InspectOptions(Checked):
 
     RULES = (
         exclude("RUN", NAMED, hint="a run has its own recipe"),
+        exclude("--checkpoint", NAMED, hint="a recipe has no checkpoints"),
         exclude("--shapes", "--verify"),
-        exclude("--verify", (*NAMED, "--set"), hint="files are checked as they are"),
+        exclude("--verify", (*NAMED, "--set", "--checkpoint"), hint="files are checked as they are"),
+        exclude("--verify", SIZES, hint="files are checked as they are"),
         exclude(EXAMPLE, NAMED, hint="an example is for a run; or use --seq-len T"),
         exclude(EXAMPLE, "--seq-len", hint="the example sets the length"),
         exclude("--depth", ("--shapes", "--verify"), hint="it is for the tree of modules"),

@@ -17,7 +17,7 @@ from tformer.support.errors import InputError, visible
 from tformer.support.files import STANDARD_INPUT
 from tformer.support.formatting import TOKEN_SIGNS, aligned, as_cell, whole_number
 from tformer.support.options import Checkpoint, InvalidUtf8, Json, Panel, SpecialTokens, argument
-from tformer.support.rules import Checked, exclude, needs
+from tformer.support.rules import WITH_INPUT, Checked, exclude, needs
 
 if TYPE_CHECKING:
     from tformer.data.encoding import TextReader
@@ -43,6 +43,7 @@ class TokenizeOptions(Checked):
 
     RULES = (
         exclude("--text", "--input", "--ids"),
+        exclude(("--text", "--ids"), "--invalid-utf8", hint=WITH_INPUT),
         exclude("--ids", ("--no-template", "--special-tokens")),
         exclude("--ids", ("--max-length", "--truncation", "--pad", "--padding-side")),
         exclude("--no-template", "--text2", hint="nothing would separate the texts"),

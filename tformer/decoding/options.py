@@ -37,7 +37,7 @@ from tformer.support.options import (
     TableColumn,
     TaskPrefix,
 )
-from tformer.support.rules import QUANTIZE_RULE, Checked, as_given, exclude, names_of, needs
+from tformer.support.rules import OF_FILES, QUANTIZE_RULE, Checked, as_given, exclude, names_of, needs
 
 if TYPE_CHECKING:
     from tformer.decoding.settings import BeamSettings, GenerationSettings
@@ -60,7 +60,7 @@ class GenerateOptions(ReadsTexts, Checked):
 
     RULES = (
         exclude("--prompt", ("--input", "--target-prefix-file")),
-        exclude("--prompt", ("--text-column", "--encoding", "--delimiter", "--quotes")),
+        exclude("--prompt", ("--text-column", *OF_FILES)),
         exclude("--target-prefix", "--target-prefix-file"),
         exclude("--greedy", "--temperature"),
         exclude(Use.SAMPLE, Use.SEARCH, hint="one draws samples, the other is for beam search"),

@@ -35,7 +35,7 @@ from tformer.support.options import (
     Views,
     argument,
 )
-from tformer.support.rules import QUANTIZE_RULE, Checked, exclude, needs
+from tformer.support.rules import OF_FILES, QUANTIZE_RULE, WITH_INPUT, Checked, exclude, needs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,7 +54,12 @@ INPUT, ANSWER = Panel("What to classify"), Panel("The answer")
 class ClassifyOptions(ReadsTexts, Checked):
     """The options of `tformer classify`."""
 
-    RULES = (exclude("--text", "--image", "--input"), needs("--text2", "--text"), QUANTIZE_RULE)
+    RULES = (
+        exclude("--text", "--image", "--input"),
+        exclude(("--text", "--image"), ("--text-column", "--text2-column", *OF_FILES), hint=WITH_INPUT),
+        needs("--text2", "--text"),
+        QUANTIZE_RULE,
+    )
 
     arguments: Annotated[
         tuple[str, ...],

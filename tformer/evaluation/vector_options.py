@@ -33,7 +33,7 @@ from tformer.support.options import (
     TableColumn,
     argument,
 )
-from tformer.support.rules import QUANTIZE_RULE, Checked, exclude
+from tformer.support.rules import OF_FILES, QUANTIZE_RULE, WITH_INPUT, Checked, exclude
 
 INPUT, VECTOR, OUTPUT = Panel("What to embed"), Panel("The vector"), Panel("The output")
 SEARCHED = Panel("The search")
@@ -44,7 +44,11 @@ NPY = ".npy"
 class EmbedOptions(ReadsTexts, Checked):
     """The options of `tformer embed` and `run.embed`."""
 
-    RULES = (exclude("--text", "--input"), QUANTIZE_RULE)
+    RULES = (
+        exclude("--text", "--input"),
+        exclude("--text", ("--text-column", *OF_FILES), hint=WITH_INPUT),
+        QUANTIZE_RULE,
+    )
 
     run: Run = None
     text: Annotated[str | None, INPUT("--text", help="A text."), IN_ARGUMENT] = None

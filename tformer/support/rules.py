@@ -170,6 +170,10 @@ def sentences_of(options_type: type[Any]) -> tuple[dict[str, str], list[str]]:
     return needed, others
 
 
+OF_FILES = ("--invalid-utf8", "--encoding", "--delimiter", "--quotes")
+"""Options that say how files of texts are read."""
+
+WITH_INPUT = "it says how --input is read"
 QUANTIZE_RULE = exclude("--quantize", "--precision fp16", hint="8-bit inputs go with bf16 or fp32")
 
 

@@ -68,6 +68,7 @@ class TrainOptions(Checked):
         exclude("--vocabulary joint", ("--source-tokenizer", "--target-tokenizer")),
         needs("--source-tokenizer", "--target-tokenizer", hint=ONE_EACH),
         needs("--target-tokenizer", "--source-tokenizer", hint=ONE_EACH),
+        needs("--max-restarts", "--devices", hint="torchrun has its own --max-restarts"),
     )
 
     HELP_ALL = "LoRA, distillation, several machines"
