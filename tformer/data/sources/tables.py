@@ -140,7 +140,7 @@ def form_key(content: Content, format: str) -> str:
     return f"{format}{delimiter}{':quotes' if content.reading.quotes == 'text' else ''}"
 
 
-def _format_by_name(content: Content) -> str | None:
+def format_by_name(content: Content) -> str | None:
     """The format by the file's ending, unless the user named a separator that is not its own."""
     format = None if content.path is None else table_format(content.path)
     separator = content.reading.separator
@@ -316,7 +316,7 @@ class Table(ABC):
             record = self.layout.flat(json_object(row, place=place)) if isinstance(row, str) else row
             for role, key in required:
                 if key not in record:
-                    raise _missing_key(record, key, role=role, place=place)
+                    raise missing_key(record, key, role=role, place=place)
 
             def texts(role: str, key: str) -> list[str]:
                 value = record.get(key)
@@ -439,7 +439,7 @@ def guessed_columns(tables: Sequence[Table]) -> tuple[str, ...]:
 
 def _find_format(content: Content, layout: Layout, named: Mapping[str, str | int]) -> str:
     """Find the format by the file's ending, else by its first lines."""
-    if (format := _format_by_name(content)) is not None:
+    if (format := format_by_name(content)) is not None:
         return format
     if content.path is not None and format_ending(content.path) == ".txt" and layout.accepts_plain_text(named):
         return LINES
@@ -506,7 +506,8 @@ def _joined(texts: list[str]) -> str:
     return texts[0] if len(texts) == 1 else " ".join(text for text in texts if text)
 
 
-def _missing_key(record: Mapping[str, Any], key: str, *, role: str, place: str) -> InputError:
+def missing_key(record: Mapping[str, Any], key: str, *, role: str, place: str) -> InputError:
+    """The error of a record without a key."""
     return InputError(f"{place}: no key '{key}'; {did_you_mean(key, record)}", hint=column_hint(role, record))
 
 
@@ -517,104 +518,6 @@ def text_value(value: Any, key: str, *, place: str, errors: Errors) -> str:
     if not isinstance(value, str):
         raise InputError(f"{place}: '{key}' should be text, found {kind_of(value)}")
     return whole_characters(value, place=place, errors=errors)
-
-
-# -- one text column: rows as documents --------------------------------------------------------------------------------
-
-DEFAULT_COLUMN = "text"
-
-
-def text_column(content: Content, column: Column) -> Iterator[str]:
-    """The texts of one column that are not empty; by default of the column "text".
-
-    A column named by its number means that csv and tsv have no row of names. Rows may have any number of further
-    columns. Raises InputError for a row without a text; with `Reading.bad_rows` "drop" such rows are left out.
-    """
-    for _, _, text in text_attempts(content, column):
-        if isinstance(text, InputError):
-            if not content.reading.drops:
-                raise text
-        elif text:
-            yield text
-
-
-def text_attempts(content: Content, column: Column) -> Iterator[tuple[str, Any, str | InputError | None]]:
-    """(place, what was read, the text or the InputError) of every row; places of Parquet are those of its files."""
-    texts = {".jsonl": _jsonl_texts, ".parquet": _parquet_texts}.get(_format_by_name(content) or "", _delimited_texts)
-    return texts(content, column)
-
-
-def text_records(content: Content) -> Iterator[Mapping[str, Any]]:
-    """Every row by the names of columns or keys, if the table has names."""
-    if (format := _format_by_name(content) or ".csv") == ".jsonl":
-        return (row for _, row in json_objects(content, skip_wrong=content.reading.drops))
-    if format == ".parquet":
-        names = parquet_schema(content.file).names
-        rows: Iterator[Sequence[Any]] = parquet_rows(content.file, names, skip_unreadable=True)
-    else:
-        rows = (cells for _, cells in delimited_cells(content, format) if cells)
-        names = list(next(rows))
-    return (dict(zip(names, row, strict=False)) for row in rows)
-
-
-def _jsonl_texts(content: Content, column: Column) -> Iterator[tuple[str, str, str | InputError]]:
-    name = content.name
-    if isinstance(column, int):
-        raise InputError(
-            f"{name}: jsonl has keys, not numbered columns, found data.columns.text = {column}",
-            hint=column_hint("text"),
-        )
-    key = column or DEFAULT_COLUMN
-    for number, line in enumerate(split_lines(content.texts(), name=name), 1):
-        if line.isspace():
-            continue
-        place, text = f"{name}:{number}", None
-        try:
-            row = json_object(line, place=place, expected=f"an object with the key '{key}'")
-            if key not in row:
-                raise _missing_key(row, key, role="text", place=place)
-            text = text_value(row[key], key, place=place, errors=content.errors)
-        except InputError as error:
-            text = error
-        yield place, line, text
-
-
-def _delimited_texts(content: Content, column: Column) -> Iterator[tuple[str, list[str], str | InputError]]:
-    index = column if isinstance(column, int) else None
-    for number, row in delimited_cells(content, _format_by_name(content) or ".csv"):
-        if not row:
-            continue
-        if index is None:
-            wanted = str(column or DEFAULT_COLUMN)
-            if wanted not in row:
-                raise InputError(
-                    f"{content.name}:1: no column '{wanted}' in the first row; {did_you_mean(wanted, row)}",
-                    hint=f"{column_hint('text')}, or give its number from 0 when there is no row of names",
-                )
-            require_single(row, wanted, name=f"{content.name}:1")
-            index = row.index(wanted)
-            continue
-        place = f"{content.name}:{number}"
-        short = f"{place}: expected at least {index + 1} columns, found {len(row)}"
-        yield place, row, row[index] if index < len(row) else InputError(short, hint=column_hint("text"))
-
-
-def _parquet_texts(content: Content, column: Column) -> Iterator[tuple[str, Any, str | None]]:
-    import pyarrow as pa
-
-    path, hint = content.file, column_hint("text")
-    schema = parquet_schema(path)
-    names = schema.names
-    wanted = names[column] if isinstance(column, int) and column < len(names) else str(column or DEFAULT_COLUMN)
-    if wanted not in names:
-        raise InputError(f"{path}: no column '{wanted}'; {did_you_mean(wanted, names)}", hint=hint)
-    require_single(names, wanted, name=str(path))
-    kind = schema.field(wanted).type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise InputError(f"{path}: column '{wanted}' should hold text, found {kind}", hint=hint)
-    return ((content.name, value, value) for (value,) in parquet_rows(path, [wanted]))
 
 
 # -- formats -----------------------------------------------------------------------------------------------------------
