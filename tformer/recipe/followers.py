@@ -2,7 +2,7 @@
 
     limits   training.max_steps, max_epochs, minutes and max_minutes: a layer that gives steps, epochs or minutes drops
              the limits of the layers below; if it gives two, the first one reached ends the training
-    clock    with training.minutes the schedule is timed; without them a timed one that no clock has set is wsd
+    clock    training.minutes make the schedule `timed`; steps in their place make it `wsd` again
     sizes    feedforward.d_ff, num_heads and num_kv_heads of a stack follow its d_model in proportion: the numbers of a
              recipe state the ratio of d_ff to d_model and the size of a head
     scale    where a layer chooses positions that are added to much smaller token vectors (sinusoidal), these are scaled

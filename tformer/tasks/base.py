@@ -70,12 +70,12 @@ Baselines = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStart:
-    """Start of a training: recipe, checkpoint and teacher.
+    """What a task needs to know of a training.
 
     Attributes:
         resumed: checkpoint of the run that is continued.
         weights: checkpoint whose weights a new run starts from.
-        tokenizer_file: tokenizer.json of a run that stopped before its first checkpoint.
+        tokenizer_file: tokenizer.json of a resumed run that has no checkpoint yet.
         teacher: distillation teacher.
         dry_run: nothing is trained, and a sequence teacher translates nothing.
     """
@@ -180,7 +180,7 @@ def positions_of(samples: Any, each: int) -> float:
 
 
 class EvenlySpread:
-    """`count` samples, evenly spread over all; of windows about as many, whole texts."""
+    """About `count` samples, evenly spread over all; windows of a text are kept together."""
 
     def __init__(self, samples: Any, count: int) -> None:
         self._samples = samples
@@ -427,9 +427,9 @@ class Task(ABC):
         """The examples of the training or of the validation sources."""
         raise NotImplementedError
 
-    def hold_out(self, sets: Sequence[Any], data: Data) -> tuple[Sequence[Any], Sequence[Any]]:
+    def hold_out(self, parts: Sequence[Any], data: Data) -> tuple[Sequence[Any], Sequence[Any]]:
         """(training part, held-out part) of the training data. With validation data nothing is held out for that."""
-        return (sets, []) if data.valid else hold_out(sets, data)
+        return (parts, []) if data.valid else hold_out(parts, data)
 
     def chosen(self, sets: TrainingSets) -> Sequence[Any]:
         """The examples to train on: the share `data.fraction` of them."""

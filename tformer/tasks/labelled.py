@@ -236,8 +236,8 @@ class Labelled(Task):
         """Errors: an unknown label."""
         return [_tokenize(sets.recipe, sources, sets.tokenizer, index_of(sets.recipe), sets.work)]
 
-    def hold_out(self, sets: Sequence[Any], data: Data) -> tuple[Sequence[Any], Sequence[Any]]:
-        return split_labelled(sets, data)
+    def hold_out(self, parts: Sequence[Any], data: Data) -> tuple[Sequence[Any], Sequence[Any]]:
+        return split_labelled(parts, data)
 
     def assembled(self, sets: TrainingSets) -> TrainingData:
         recipe, [rows], [valid], [whole] = sets.recipe, sets.train, sets.valid, sets.whole

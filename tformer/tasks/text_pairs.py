@@ -211,8 +211,8 @@ class TextPairs(Task):
         scores = sets.recipe.objectives[0].objective.reads_scores
         return [read_pairs(sources, sets.recipe, sets.tokenizer, scores=scores, work=sets.work)]
 
-    def hold_out(self, sets: Sequence[Any], data: Data) -> tuple[Sequence[Any], Sequence[Any]]:
-        return split_labelled(sets, data)
+    def hold_out(self, parts: Sequence[Any], data: Data) -> tuple[Sequence[Any], Sequence[Any]]:
+        return split_labelled(parts, data)
 
     def assembled(self, sets: TrainingSets) -> TrainingData:
         recipe, [train], [valid] = sets.recipe, sets.train, sets.valid

@@ -70,7 +70,8 @@ def run_training(
     training_begins: called after preparation; from then on `work` is polled between steps only.
     began: `time.monotonic()` when the command started; `--max-minutes` counts from there.
     worker: this process as one of several; all of them call this function, and the leader returns the summary.
-    Raises InputError before anything is written; Interrupted after the checkpoint is saved.
+    Raises InputError before anything of a new run is written, or after saving for data that can no longer be read;
+    Interrupted after the checkpoint is saved.
     """
     bound_products()
     devices = number_of_workers(options.devices, options.device or "auto", planned=True) if options.dry_run else 1

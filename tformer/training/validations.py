@@ -3,7 +3,7 @@
 All of a large text takes minutes, also beside a training of seconds. Operations are known before the first step, so the
 share is a function of the recipe and the data, the same on every machine. It is frozen into the recipe of the run
 (`training.valid_share`), and all validations read the same part of the data, so that their figures compare. The best
-checkpoint is measured on all of it at the end (`training.final_validation`), and so does `tformer evaluate`.
+checkpoint is measured on all of it at the end (`training.final_validation`), as `tformer evaluate` measures.
 """
 
 from __future__ import annotations
