@@ -305,12 +305,13 @@ def _new(options: TrainOptions) -> Training:
         length = {} if size.epochs is None else {"training.max_epochs": size.epochs}
         if (found := _load(options, by_data=of_size, more=more | length).recipe) not in sizes:  # flags may fix the size
             sizes.append(found)
+    notes = resolved.notes
     if len(sizes) > 1:
         said = f"model size: chosen for {in_words(seconds)} (--preset NAME for a fixed one)"
-        resolved.notes[: choice is None] = [said]
+        notes = [said, *(notes[1:] if choice is None else notes)]  # in place of the note on the default preset
     return Training(
         recipe=sizes[0],
-        notes=tuple(resolved.notes),
+        notes=tuple(notes),
         sizes=SizeChoice(
             tuple(sizes),
             ladder.tokens_per_parameter,
