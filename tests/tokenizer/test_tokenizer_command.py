@@ -96,11 +96,11 @@ def test_invalid_utf8_is_refused_or_replaced(tmp_path, monkeypatch):
 
 
 MISTAKES = [
-    (("--vocab-size", "0"), "--vocab-size must be at least 1, found 0", ""),
+    (("--vocab-size", "0"), "--vocab-size must be 1 to 16,777,216, found 0", ""),
     (("--vocab-size", "100"), "at least 258", "bytes 256"),
-    (("--vocab-size", str(2**33)), "at most 16777216", ""),
+    (("--vocab-size", str(2**33)), "must be 1 to 16,777,216", ""),
     (("--model", "word", "--byte-fallback"), "--byte-fallback needs model", ""),
-    (("--sample-mb", "-3"), "--sample-mb must be at least 1, found -3", ""),
+    (("--sample-mb", "-3"), "--sample-mb must be 1 to 4,294,967,296, found -3", ""),
     (("--out", "."), "is a directory", "tokenizer.json"),
 ]
 

@@ -5,20 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tformer.support.bounds import Positive
-from tformer.support.options import Panel
+from tformer.support.bounds import out_of_bounds, within
+from tformer.support.options import Panel, facts_of, hints_of
 
 TokenizerModel = Literal["byte-bpe", "bpe", "wordpiece", "unigram", "word", "char"]
 TemplateName = Literal["none", "gpt", "chatml", "bert", "roberta", "t5", "seq2seq"]
 UnicodeForm = Literal["none", "nfc", "nfkc"]
 PreTokenization = Literal["tformer", "gpt-2"]
 
-CEILINGS = {
-    "vocab_size": 2**24,
-    "min_frequency": 2**32,
-    "sentinels": 2**16,
-    "sample_mb": 2**32,
-}
+MOST_ENTRIES, MOST_SENTINELS, MOST = 2**24, 2**16, 2**32
 """Ceilings above any use: the trainers reserve 40 bytes for each entry before they begin."""
 BYTE_FALLBACK_MODELS = ("bpe", "unigram")
 
@@ -31,7 +26,9 @@ class TokenizerOptions:
 
     model: Annotated[TokenizerModel, MODEL("--model", help="Kind of tokenizer.")] = "byte-bpe"
     vocab_size: Annotated[
-        Positive, MODEL("--vocab-size", help="Number of entries, special tokens included; char keeps every character.")
+        int,
+        within(1, MOST_ENTRIES),
+        MODEL("--vocab-size", help="Number of entries, special tokens included; char keeps every character."),
     ] = 4096
     template: Annotated[
         TemplateName, MODEL("--template", help="Special tokens and where they are placed around a text.")
@@ -55,6 +52,7 @@ class TokenizerOptions:
     ] = False
     min_frequency: Annotated[
         int,
+        within(1, MOST),
         TRAINING(
             "--min-frequency",
             help="byte-bpe, bpe, wordpiece, word: minimum count of a pair or word that gets an entry.",
@@ -62,7 +60,9 @@ class TokenizerOptions:
         ),
     ] = 2
     sentinels: Annotated[
-        int | None, MODEL("--sentinels", help="Number of `<extra_id_N>` tokens.", default="t5 100, others 0", rare=True)
+        int | None,
+        within(0, MOST_SENTINELS),
+        MODEL("--sentinels", help="Number of `<extra_id_N>` tokens.", default="t5 100, others 0", rare=True),
     ] = None
     added_tokens: Annotated[
         tuple[str, ...],
@@ -76,6 +76,7 @@ class TokenizerOptions:
     ] = ()
     sample_mb: Annotated[
         int | None,
+        within(1, MOST),
         TRAINING(
             "--sample-mb",
             help="Train on an evenly spread sample of this size.",
@@ -85,16 +86,9 @@ class TokenizerOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "min_frequency", "sample_mb"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, found {value}")
-        for name, most in CEILINGS.items():
-            value = getattr(self, name)
-            if value is not None and value > most:
-                raise ValueError(f"{name} must be at most {most}, found {value}")
-        if self.sentinels is not None and self.sentinels < 0:
-            raise ValueError(f"sentinels must be at least 0, found {self.sentinels}")
+        for name, hint in hints_of(TokenizerOptions).items():
+            if wrong := out_of_bounds(getattr(self, name), facts_of(hint)):
+                raise ValueError(f"{name} {wrong}")
         object.__setattr__(self, "added_tokens", tuple(dict.fromkeys(self.added_tokens)))
         for token in self.added_tokens:
             if not token or any(map(str.isspace, token)):
