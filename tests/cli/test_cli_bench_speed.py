@@ -128,7 +128,7 @@ def test_when_nothing_could_be_measured_the_command_fails(cli: Cli, asked: list[
         (["train", "--max-seconds", "inf"], "--max-seconds must be above 0 and at most 1,000,000,000, found inf"),
         (["train", "--length", "-1"], "--length must be 1 to 1,000,000,000, found -1"),
         (["train", "--preset", "char", "--length", "999"], "--length: found 999"),
-        (["train", "--precision", "int4"], "--precision: found 'int4'"),
+        (["train", "--precision", "int4"], "'--precision': 'int4' is not one of"),
         (["train", "--device", "tpu"], "unknown device 'tpu'"),
         (["generate", "--quantize", "int3"], "--quantize: found 'int3'"),
         (["generate", "--new-tokens", "0"], "--new-tokens must be 1 to 1,000,000,000, found 0"),

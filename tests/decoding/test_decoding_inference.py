@@ -202,12 +202,6 @@ def test_with_a_compiler_nothing_is_said() -> None:
     assert note_of_decoding(2**22) is None
 
 
-def test_an_unknown_precision_is_named():
-    with pytest.raises(InputError, match="bf61") as raised:
-        inference_dtype("bf61", trained_in="fp32", device=torch.device("cpu"))
-    assert "bf16" in raised.value.hint
-
-
 def build(heads: Any, *, vocab_size: int = VOCAB, **sections: Any) -> Transformer:
     torch.manual_seed(7)
     section = Model(d_model=24, max_seq_len=32, heads=heads, **sections)

@@ -260,7 +260,7 @@ WRONG = [
     ("inspect --arch gpt --vocab-size 100000000000000000000000", "--vocab-size must be at most 1,000,000,000,000"),
     ("inspect --arch llama --shapes --seq-len 1000000000", "1 examples of 1,000,000,000 positions are too many"),
     ("inspect --arch gpt -o x.png", "x.png: unknown suffix, expected one of .txt"),
-    ("inspect --arch gpt --precision fp8", "--precision: found 'fp8'"),
+    ("inspect --arch gpt --precision fp8", "'--precision': 'fp8' is not one of 'auto', 'fp32', 'bf16', 'fp16'"),
     ("inspect --arch gpt --device tpu", "--device: found 'tpu', expected auto, cpu or cuda"),
     ("inspect --arch gpt --preset small --seq-len 5000", "the model has 1024 learned positions"),
     ("inspect --arch vit --preset mnist --seq-len 9", "an image of this model always has 49 positions"),

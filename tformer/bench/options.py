@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from tformer.support.bounds import above_0, within
 from tformer.support.errors import InputError
 from tformer.support.formatting import whole_number
-from tformer.support.options import Panel, comma_list
+from tformer.support.options import NumberFormat, Panel, comma_list
 from tformer.support.rules import Checked, exclude
 
 MODEL, WORK, HOW, RESULT = Panel("Which model"), Panel("What is measured"), Panel("How"), Panel("Result")
@@ -74,7 +74,7 @@ class SpeedOptions(Checked):
         Annotated[int, within(1, MOST_THREADS)] | None,
         HOW("--threads", help="CPU threads.", default="PyTorch's choice"),
     ] = None
-    precision: Annotated[str, HOW("--precision", metavar="auto|fp32|bf16|fp16", help="Number format.")] = "auto"
+    precision: Annotated[NumberFormat, HOW("--precision", help="Number format.")] = "auto"
     compile: Annotated[bool, HOW("--compile", help="Run the model through torch.compile.", rare=True)] = False
     device: Annotated[str, HOW("--device", metavar="auto|cpu|cuda[:i]", help="auto: a GPU where there is one.")] = (
         "auto"

@@ -210,8 +210,6 @@ def resolve(options: SpeedOptions, work: type[Workload] | None = None) -> tuple[
     )
     largest = bench.task(max(bench.batch_sizes))
     work.check(largest)
-    if options.precision not in ("auto", "fp32", "bf16", "fp16"):
-        raise InputError(f"--precision: found '{options.precision}', expected auto, fp32, bf16 or fp16")
     rows, d_model, d_ff = work.product(largest)
     precision = resolve_precision(options.precision, device, rows=rows, d_model=d_model, d_ff=d_ff).name
     maker = f"{work.__module__}:{work.__qualname__}"

@@ -15,7 +15,19 @@ from tformer.support.bounds import NonNegative, Positive
 from tformer.support.errors import InputError, visible
 from tformer.support.files import require_writable
 from tformer.support.formatting import json_text, plural
-from tformer.support.options import DEVICE, PRECISION, Arch, Checkpoint, Json, Panel, Preset, RecipeFile, Run, Sets
+from tformer.support.options import (
+    DEVICE,
+    PRECISION,
+    Arch,
+    Checkpoint,
+    Json,
+    NumberFormat,
+    Panel,
+    Preset,
+    RecipeFile,
+    Run,
+    Sets,
+)
 from tformer.support.rules import Checked, exclude, needs
 
 if TYPE_CHECKING:
@@ -78,7 +90,7 @@ class InspectOptions(Checked):
         ),
     ] = None
     precision: Annotated[
-        str, replace(PRECISION, help="Number format of the training whose memory is estimated."), SIZES
+        NumberFormat, replace(PRECISION, help="Number format of the training whose memory is estimated."), SIZES
     ] = "auto"
     device: Annotated[
         str, replace(DEVICE, metavar="auto|cpu|cuda", help="The device whose memory is estimated."), SIZES
@@ -110,8 +122,6 @@ class InspectOptions(Checked):
     def check(self) -> None:
         """Raise InputError for options that contradict each other or are out of range."""
         super().check()
-        if self.precision not in ("auto", "fp32", "bf16", "fp16"):
-            raise InputError(f"--precision: found '{self.precision}', expected auto, fp32, bf16 or fp16")
         if self.device not in ("auto", "cpu") and self.device.partition(":")[0] != "cuda":
             raise InputError(f"--device: found '{self.device}', expected auto, cpu or cuda")
         suffix = "" if self.output is None else self.output.suffix.lower()

@@ -261,10 +261,9 @@ DEVICES = MACHINE(
     rare=True,
 )
 Devices = Annotated[str | None, DEVICES, CommandOnly("several processes: the command")]
-PRECISION = MACHINE(
-    "--precision", metavar="auto|fp32|bf16|fp16", help="Number format; auto: that of the training.", rare=True
-)
-Precision = Annotated[str, PRECISION]
+PRECISION = MACHINE("--precision", help="Number format; auto: that of the training.", rare=True)
+NumberFormat = Literal["auto", "fp32", "bf16", "fp16"]
+Precision = Annotated[NumberFormat, PRECISION]
 COMPILE = MACHINE("--compile", metavar="auto|on|off", help="torch.compile; auto: long trainings on a GPU.", rare=True)
 Quantize = Annotated[
     Literal["none", "int8", "int4"],

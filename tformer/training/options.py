@@ -21,6 +21,7 @@ from tformer.support.options import (
     Delimiter,
     Encoding,
     Json,
+    NumberFormat,
     Option,
     Panel,
     Quotes,
@@ -418,7 +419,7 @@ class TrainOptions(Checked):
         Key("teacher.kind"),
     ] = None
     precision: Annotated[
-        str | None,
+        NumberFormat | None,
         replace(PRECISION, help="Number format of the computation; auto: the fastest here.", default=PRESETS),
         MACHINE,
         Key("training.precision"),
