@@ -177,8 +177,10 @@ def test_a_gpu_replays_recorded_steps(positions: str, encoder: bool) -> None:
     assert search([model]) == beams
 
 
-@every_position
+@slow
+@pytest.mark.parametrize("positions", POSITIONS)
 def test_prompts_of_different_lengths_are_continued_alike_across_buckets(positions: str) -> None:
+    """Its quick twins are `test_recorded_steps_write_the_same` and the test after the next."""
     model = make(positions)
     expected = write(model)
     attach(model, backend="aot_eager")
@@ -195,17 +197,21 @@ def test_a_bucket_is_a_power_of_two_and_the_first_one_looks_ahead() -> None:
 
 def test_nothing_is_compiled_again_within_a_bucket_nor_for_the_next_batch() -> None:
     model = make()
+    expected = write(model)
     attach(model, smallest=64)
     first = write(model)
+    assert_same(first, expected)
     assert num_graphs() == 1
     with torch._dynamo.config.patch(error_on_recompile=True):
         assert tokens(write(model)) == tokens(first)
     assert num_graphs() == 1
 
 
-def test_addresses_stay_from_batch_to_batch() -> None:
+def test_addresses_stay_from_batch_to_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make()
-    decoder = attach(model, smallest=64)
+    record_without_gpu(model, monkeypatch, smallest=64)
+    decoder = model.compiled_decoder
+    assert decoder is not None
     write(model)
     [(cache, _)] = decoder._caches
     before = [tensor.data_ptr() for tensor in cache.tensors()]
@@ -216,39 +222,32 @@ def test_addresses_stay_from_batch_to_batch() -> None:
     assert [tensor.data_ptr() for tensor in again.tensors()] == before
 
 
-def test_rows_that_end_leave_the_others_as_they_were() -> None:
+def test_rows_that_end_leave_the_others_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make(seed=3)
     free = write(model, max_new_tokens=24)
     ends = free[1][0].ids[4], free[3][0].ids[9]
     expected = write(model, max_new_tokens=24, stop_tokens=ends)
     assert len({len(row[0].ids) for row in expected}) > 1
-    attach(model)
+    record_without_gpu(model, monkeypatch)
     assert_same(write(model, max_new_tokens=24, stop_tokens=ends), expected)
 
 
-@first_is_quick("encoder", [False, pytest.param(True, marks=slow)], ids=["decoder", "encoder-decoder"])
-def test_several_samples_and_a_sliding_context(encoder: bool) -> None:
+@pytest.mark.parametrize("encoder", [False, True], ids=["decoder", "encoder-decoder"])
+def test_several_samples_and_a_sliding_context(encoder: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make(encoder=encoder, max_seq_len=12)
     sources = SOURCES if encoder else None
     expected = write(model, sources=sources, num_samples=2, temperature=1.0, top_p=0.8, seed=5)
-    decoder = attach(model)
+    record_without_gpu(model, monkeypatch)
+    decoder = model.compiled_decoder
+    assert decoder is not None
     assert_same(write(model, sources=sources, num_samples=2, temperature=1.0, top_p=0.8, seed=5), expected)
     assert len(decoder._caches) <= 2  # of 8 and of 16 slots: windows are read again into the same memory
 
 
-@first_is_quick(
-    ("positions", "encoder"),
-    [
-        ("t5_bias", False),
-        ("rope", True),
-        *(
-            pytest.param(kind, encoder, marks=slow)
-            for kind, encoder in pairwise(kind=list(POSITIONS), encoder=[False, True])
-            if (kind, encoder) not in (("t5_bias", False), ("rope", True))
-        ),
-    ],
-)
+@slow
+@pytest.mark.parametrize(("positions", "encoder"), pairwise(kind=list(POSITIONS), encoder=[False, True]))
 def test_beam_search_finds_the_same(positions: str, encoder: bool) -> None:
+    """Its quick twin is `test_recorded_steps_write_the_same`."""
     model = make(positions, encoder=encoder, seed=1)
     expected = search([model])
     attach(model)
@@ -277,9 +276,9 @@ def test_an_ensemble_of_compiled_models() -> None:
     assert search(models) == expected
 
 
-def test_two_searches_of_one_model_do_not_share_memory() -> None:
+def test_two_searches_of_one_model_do_not_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make()
-    attach(model)
+    record_without_gpu(model, monkeypatch)
     one, other = (ModelStepper(model, prompts, capacity=9) for prompts in (PROMPTS[:2], PROMPTS[2:]))
     one.start(2)
     other.start(2)
@@ -296,14 +295,29 @@ def test_two_searches_of_one_model_do_not_share_memory() -> None:
 def test_memory_of_batches_long_past_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "MAX_FREE_CACHES", 1)
     model = make(num_layers=1)
-    decoder = attach(model)
+    record_without_gpu(model, monkeypatch)
+    decoder = model.compiled_decoder
+    assert decoder is not None
     for count in range(1, 5):
         generate(model, [[1]] * 2**count, GenerationSettings(max_new_tokens=2, temperature=0.0))
     assert len(decoder._caches) <= 2
 
 
-@pytest.mark.parametrize("most", [2, pytest.param(64, marks=slow)])
+def test_graphs_are_forgotten_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "MOST_GRAPHS", 2)
+    asked: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **_: (asked.append(function), function)[1])
+    model = make(num_layers=1)
+    attach(model)
+    for count in (1, 3, 7, 15):
+        generate(model, [[1]] * count, GenerationSettings(max_new_tokens=2, temperature=0.0))
+    assert len(asked) == 2 and len({id(function.__code__) for function in asked}) == 2
+
+
+@slow
+@pytest.mark.parametrize("most", [2, 64])
 def test_more_shapes_than_the_compiler_takes_by_itself(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its quick twin is `test_graphs_are_forgotten_where_there_are_too_many`."""
     monkeypatch.setattr(buckets, "MOST_GRAPHS", most)
     model = make(num_layers=1)
     attach(model)
@@ -347,11 +361,11 @@ def test_a_compiler_that_fails_is_no_error_of_ours() -> None:
     def failing(*_: Any) -> Any:
         raise RuntimeError("cannot make code\nof this")
 
-    model = make()
+    model = make(num_layers=1)
     attach(model, backend=failing)  # type: ignore[arg-type]
     for _ in range(2):
         with pytest.raises(InputError, match=r"^decoding cannot be compiled: cannot make code$"):
-            write(model)
+            generate(model, [[1]], GenerationSettings(max_new_tokens=2, temperature=0.0))
 
 
 @slow
@@ -366,11 +380,10 @@ def test_bf16_matrices_give_the_same_tokens() -> None:
         assert row[0].logprobs[:2] == pytest.approx(expected_row[0].logprobs[:2], abs=0.05)
 
 
-@pytest.mark.slow
 @slow
 @pytest.mark.skipif(missing_compiler(CPU) is not None, reason="needs a C++ compiler")
 def test_generated_code_writes_the_same() -> None:
-    """Its quick twin is `test_prompts_of_different_lengths_are_continued_alike_across_buckets`."""
+    """Its quick twin is `test_nothing_is_compiled_again_within_a_bucket_nor_for_the_next_batch`."""
     model = make(num_layers=1)
     expected = write(model)
     attach(model, backend="inductor", smallest=32)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.decoding.random_models import POSITIONS, VOCAB, random_model, tiny_model
+from tests.quick import first_is_quick
 from tformer.decoding import scheduler as scheduling
 from tformer.decoding.generate import generate
 from tformer.decoding.inference import prepare_inference
@@ -56,7 +57,7 @@ def assert_same(found: Sequence[Generated], expected: Sequence[Generated]) -> No
 
 def random_settings(draw: random.Random, seed: int) -> GenerationSettings:
     return GenerationSettings(
-        max_new_tokens=draw.randrange(1, 60),
+        max_new_tokens=draw.randrange(1, 40),
         min_new_tokens=draw.choice([0, 1]),
         temperature=draw.choice([0.0, 0.7, 1.3]),
         top_k=draw.choice([0, 5]),
@@ -71,16 +72,22 @@ def random_settings(draw: random.Random, seed: int) -> GenerationSettings:
     )
 
 
-@pytest.mark.parametrize("prepared", [False, True], ids=["plain", "kernels"])
-@pytest.mark.parametrize("positions", POSITIONS)
+KERNELS = ["learned", "rope", *(kind for kind in POSITIONS if kind not in ("learned", "rope"))]
+
+
+@first_is_quick(
+    ("positions", "prepared"),
+    [*((kind, False) for kind in POSITIONS), *((kind, True) for kind in KERNELS)],
+    quick=len(POSITIONS) + 2,
+)
 def test_tokens_do_not_depend_on_what_else_is_in_the_batch(positions: str, prepared: bool) -> None:
     """Random arrivals, lengths, settings and cancels, with contexts that slide, over every kind of positions."""
     model, draw = tiny_model(positions), random.Random(f"{positions} {prepared}")
     if prepared:
         prepare_inference(model, torch.float32, rows=4)
-    wanted = [(ids_of(draw.randrange(1, 48), seed), random_settings(draw, seed)) for seed in range(14)]
+    wanted = [(ids_of(draw.randrange(1, 48), seed), random_settings(draw, seed)) for seed in range(10)]
     chunk, prefix_bytes = draw.choice([4, 16, 64]), draw.choice([0, 20_000, 2**20])
-    scheduler = Scheduler(model, max_rows=5, chunk=chunk, prefix_bytes=prefix_bytes)
+    scheduler = Scheduler(model, max_rows=3, chunk=chunk, prefix_bytes=prefix_bytes)
     requests: list[Request] = []
     while len(requests) < len(wanted) or scheduler.num_rows or scheduler.num_waiting:
         if len(requests) < len(wanted) and draw.random() < 0.4:
@@ -205,9 +212,10 @@ def test_a_request_with_more_samples_than_rows_is_written_in_turns() -> None:
 @pytest.mark.parametrize("prompts", [1, 64], ids=["of one prompt", "of many prompts"])
 def test_a_small_request_does_not_wait_for_many_samples(prompts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside one other client a request has half of the time: its steps cost at most twice what they cost alone."""
-    model, many = tiny_model(), GenerationSettings(max_new_tokens=30, num_samples=64 // prompts, seed=4)
+    model, many = tiny_model(), GenerationSettings(max_new_tokens=16, num_samples=64 // prompts, seed=4)
     scheduler = Scheduler(model, max_rows=32, chunk=1000)
-    large = [scheduler.submit([7, row % 5], many, row=row, client="large") for row in range(prompts)]
+    texts_read = [[7, row % 5] for row in range(prompts)]
+    large = [scheduler.submit(ids, many, row=row, client="large") for row, ids in enumerate(texts_read)]
     for _ in range(3):
         scheduler.step()
     assert len(scheduler._rows) == 32  # it is alone: all rows are its own
@@ -221,8 +229,8 @@ def test_a_small_request_does_not_wait_for_many_samples(prompts: int, monkeypatc
         scheduler.step()
     assert shapes[-1] == (32, 1)  # what was parked goes on
     run(scheduler)
-    for row, request in enumerate(large):
-        assert_same(texts(request), alone(model, [7, row % 5], many, first_row=row))
+    for request, expected in zip(large, generate(model, texts_read, many), strict=True):
+        assert_same(texts(request), expected)
 
 
 def test_every_client_gets_a_token_in_every_step_and_its_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,13 +68,17 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "recipe.yaml").write_text(RECIPE)
     (folder / "text.txt").write_text("user and assistant say a b c d\n" * 60)
     write_chats(folder / "chats.jsonl")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    from tformer.cli.app import main
+
     for words in (
         ("--config", "recipe.yaml", "--data", "text.txt", "--out", "base"),
         ("--init-from", "base", "--objective", "chat", "--data", "chats.jsonl", "--max-steps", "200",
          "--set", "training.eval_every=200", "--set", "training.save_every=200", "--out", "assistant"),
     ):  # fmt: skip
-        subprocess.run([sys.executable, "-m", "tformer", "train", *words], cwd=folder, env=environment, check=True)
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
+            patch.chdir(folder)
+            main(["train", *words])
+        assert end.value.code == 0
     return folder
 
 

@@ -34,6 +34,7 @@ def test_a_page_of_64_tokens_is_below_a_megabyte_with_less_than_60_kilobytes_of_
 
 @pytest.mark.slow
 def test_a_page_of_512_tokens_is_below_20_megabytes() -> None:
+    """Its quick twin is the test above."""
     scene = scene_of(random_attention(12, 12, 512))
     assert len(render(scene, **OPENED, max_bytes=20e6).encode()) <= 20e6
 
@@ -74,7 +75,7 @@ def test_the_footer_says_what_was_shown_and_that_it_is_no_explanation() -> None:
 
 @pytest.mark.parametrize("view", ["head", "model", "rollout", "summary"])
 def test_figures_are_equal_for_equal_attention(view: str) -> None:
-    scene = scene_of(random_attention(2, 2, 8, causal=True))
+    scene = scene_of(random_attention(2, 1, 5, causal=True))
     pictures = {draw(scene, "decoder", view, format_="svg", scale="sqrt") for _ in range(2)}
     [picture] = pictures
     assert picture.startswith(b"<?xml") and b"<dc:date>" not in picture
@@ -113,10 +114,10 @@ def test_a_picture_of_several_heads_names_tokens_queries_keys_layers_and_heads(
 
 
 def test_a_picture_of_all_layers_and_heads_says_which_is_which_where_tokens_do_not_fit() -> None:
-    words = words_of(scene_of(random_attention(12, 12, 20, causal=True)), "model")
+    words = words_of(scene_of(random_attention(2, 3, 100, causal=True)), "model")
     assert not any("word" in word for word in words)
-    assert {f"{what} {n}" for what in ("layer", "head") for n in range(12)} <= set(words)
-    assert words.count("key") == 12 and words.count("query") == 12
+    assert {"layer 0", "layer 1", "head 0", "head 1", "head 2"} <= set(words)
+    assert words.count("key") == 3 and words.count("query") == 2
 
 
 def test_chosen_heads_of_different_layers_all_have_names() -> None:
