@@ -124,7 +124,9 @@ def test_images_are_named_in_a_table(cli: Cli, encoder_run: Runs, tmp_path: Path
     assert all(row["label"] in row["image"] for row in found)
 
 
+@pytest.mark.slow
 def test_several_processes_write_the_table_of_one(cli: Cli, encoder_run: Runs, table: Path, tmp_path: Path) -> None:
+    """Its quick twin is `test_e2e_evaluate_devices.py::test_several_processes_report_what_one_reports`."""
     import os
 
     written = []

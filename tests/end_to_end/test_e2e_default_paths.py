@@ -205,7 +205,6 @@ def can_learn(arch: str, objective: str) -> bool:
 
 
 SAMPLE = [
-    Cell("transformer", None, "none", "steps"),
     Cell("transformer", None, "table of source+target", "steps"),
     Cell("gpt", None, "text_file of text", "epochs"),
     Cell("bert", "base", "text_folder of text", "steps"),

@@ -126,8 +126,14 @@ def test_too_little_address_space_for_torch_is_exit_5(tmp_path: Path) -> None:
     found = program("doctor", "--no-speed", "--json", before="ulimit -v 500000", cwd=tmp_path)
     assert refused(found, "out of memory: PyTorch needs", "512.0 MB", code=5)
     assert program("config", "list", before="ulimit -v 500000", cwd=tmp_path).code == 0  # it needs no torch
-    if torch.version.cuda is None:  # its libraries need several times as much
-        assert program("doctor", "--no-speed", before="ulimit -v 2000000", cwd=tmp_path).code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS")
+@pytest.mark.skipif(torch.version.cuda is not None, reason="its libraries need several times as much")
+def test_enough_address_space_for_torch_is_not_refused(tmp_path: Path) -> None:
+    """Its quick twin is `test_too_little_address_space_for_torch_is_exit_5`."""
+    assert program("doctor", "--no-speed", before="ulimit -v 2000000", cwd=tmp_path).code == 0
 
 
 USAGE = {

@@ -69,14 +69,22 @@ def test_several_processes_report_what_one_reports(kind: str, same: Same, encode
     assert '"examples": ' in found
 
 
-def test_several_processes_read_the_windows_of_a_text_as_one(same: Same, random_run: MakeRun, tmp_path: Path) -> None:
+@first_is_quick(
+    ("data", "words"),
+    [
+        ("*.txt", ("--batch-size", 2, "--json")),
+        ("a.txt", ("--batch-size", 1, "--stride", 5)),
+        ("a.txt", ("--batch-size", 2, "--by", "position", "--json")),
+    ],
+)
+def test_several_processes_read_the_windows_of_a_text_as_one(
+    data: str, words: tuple[object, ...], same: Same, random_run: MakeRun, tmp_path: Path
+) -> None:
     run = random_run(DECODER)
-    for name, size in (("a", 300), ("b", 90)):
+    for name, size in (("a", 120), ("b", 90)):
         (tmp_path / f"{name}.txt").write_text("".join(LETTERS[(7 * place * place) % 8] for place in range(size)))
-    found = same(run, "--data", tmp_path / "*.txt", "--batch-size", 2, "--json")
-    assert '"bits_per_byte": ' in found
-    same(run, "--data", tmp_path / "a.txt", "--batch-size", 1, "--stride", 5, devices=3)
-    same(run, "--data", tmp_path / "a.txt", "--batch-size", 2, "--by", "position", "--json")
+    found = same(run, "--data", tmp_path / data, *words, devices=3 if "--stride" in words else 2)
+    assert "bits_per_byte" in found or "--by" in words
 
 
 @pytest.fixture
@@ -88,26 +96,36 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     library.forget()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_kernels")
 def test_several_processes_translate_and_compare_as_one(same: Same, random_run: MakeRun, pairs: Pairs) -> None:
-    """Loss, BLEU, chrF and exact matches, with their signatures."""
+    """Loss, BLEU, chrF and exact matches, with their signatures.
+
+    Its quick twin is `test_several_processes_report_what_one_reports`.
+    """
     translator = random_run(SEQ2SEQ + "objectives: [{kind: seq2seq}]\n")
     found = same(translator, *pairs, "--batch-size", 2, "--json")
     assert '"bleu": ' in found and '"loss": ' in found
     same(translator, *pairs, "--batch-size", 3, "--score", devices=3)
 
 
+@pytest.mark.slow
 def test_several_processes_score_continuations_as_one(same: Same, decoder: Path, pairs: Pairs) -> None:
+    """Its quick twin is `test_several_processes_report_what_one_reports`."""
     assert len(same(decoder, *pairs, "--score").splitlines()) == 13
 
 
+@pytest.mark.slow
 def test_mistakes_are_written_once(same: Same, encoder_run: Runs, tmp_path: Path) -> None:
+    """Its quick twin is `test_several_processes_report_what_one_reports`."""
     run, written = encoder_run("score"), tmp_path / "mistakes.tsv"
     same(run, "--batch-size", 2, "--mistakes", written)
     assert written.read_text().splitlines()[0].startswith("row\tlabel\tprediction")
 
 
+@pytest.mark.slow
 def test_fewer_batches_than_processes(same: Same, encoder_run: Runs) -> None:
+    """Its quick twin is `test_several_processes_report_what_one_reports`."""
     same(encoder_run("single"), devices=3)
 
 
@@ -118,9 +136,11 @@ def test_an_error_in_the_data_is_one_message_without_a_rank(cli: Cli, encoder_ru
     assert f"{tmp_path}/bad.tsv:3" in outcome.err and "rank" not in outcome.err
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_all_processes_without_a_report(
     cli: Cli, random_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its quick twin is `test_an_error_in_the_data_is_one_message_without_a_rank`."""
     run = random_run(DECODER)
     (tmp_path / "text.txt").write_text(LETTERS * 40)
     load_batch = lm.load_batch

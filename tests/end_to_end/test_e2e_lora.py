@@ -26,11 +26,21 @@ UNDROPPED = tuple(word for key in ("decoder.dropout", "decoder.attention_dropout
                   for word in ("--set", f"model.{key}=0"))  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def trained_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The place of the base that the first test has trained."""
+    return tmp_path_factory.mktemp("trained") / "base"
+
+
 @pytest.fixture
-def base(cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A run of a second, to be adapted, in a new current folder."""
+def base(
+    cli: Cli, tmp_path: Path, text_file: Path, tiny_recipe: Path, trained_base: Path, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """A trained run, to be adapted, in a new current folder."""
     monkeypatch.chdir(tmp_path)
-    assert cli("train", "--config", tiny_recipe, "--data", text_file, "--out", "base").code == 0
+    if not trained_base.exists():
+        assert cli("train", "--config", tiny_recipe, "--data", text_file, "--out", trained_base).code == 0
+    shutil.copytree(trained_base, "base")
     return "base"
 
 

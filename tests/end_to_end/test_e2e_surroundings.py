@@ -1,6 +1,6 @@
 """Limits, closed streams, names, locales, folders, options of Python: the work is done, or refused in one line.
 
-A command runs in a fork of this process, which has imported everything and may have limits or closed streams.
+A command that has limits or closed streams runs in a fork of this process, which has imported everything.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NoReturn
 
 import pytest
 
-from tests.conftest import TINY_RECIPE
+from tests.conftest import TINY_RECIPE, Outcome
 
 BYTES = "r\udcff"  # a file's name with the byte 0xff, as Python holds it
 ROOT = Path(__file__).parents[2]
@@ -57,8 +57,8 @@ def home(tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 @pytest.fixture
-def command(home: Path) -> Command:
-    """`command(*words, prepare=...)` runs a command in a fork of this process, after `prepare()`."""
+def command(home: Path, cli: Callable[..., Outcome]) -> Command:
+    """`command(*words, prepare=...)` runs a command, with `prepare` in a fork of this process, after `prepare()`."""
     import torch
 
     import tformer.cli.app
@@ -82,7 +82,10 @@ def command(home: Path) -> Command:
         finally:
             os._exit(code)
 
-    def run(*words: object, prepare: Callable[[], object] = lambda: None, timeout: float = 60) -> Ended:
+    def run(*words: object, prepare: Callable[[], object] | None = None, timeout: float = 60) -> Ended:
+        if prepare is None:
+            outcome = cli(*words)
+            return Ended(outcome.code, outcome.out, outcome.err)
         if torch.version.cuda is not None:
             pytest.skip("this PyTorch cannot compute gradients in a fork of a process that has computed some")
         out, err = home / "out.log", home / "err.log"

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -186,7 +187,7 @@ def served(*arguments: object, **environment: str) -> Iterator[Server]:
     try:
         assert found.wait(60) and server.url, "".join(server.log)
         while server.send("/health").status == 503:
-            pass
+            time.sleep(0.05)
         yield server
     finally:
         ended = process.poll()

@@ -255,8 +255,16 @@ def raw_request(server: Server, body: dict[str, Any], headers: str = "") -> sock
 
 
 @pytest.fixture(scope="module")
-def busy(long_run: Path) -> Iterator[Server]:
-    with served(long_run) as found:
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run that is watched below `busy`."""
+    folder = tmp_path_factory.mktemp("watched")
+    write_run(folder / "first")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def busy(long_run: Path, watched: Path) -> Iterator[Server]:
+    with served(long_run, "--watch", watched) as found:
         yield found
 
 
@@ -489,19 +497,17 @@ def test_models_in_use_leave_no_memory_for_another_one(long_run: Path, runs: dic
         until(lambda: server.send(COMPLETE, other).status == 200)
 
 
-def test_runs_are_watched_below_the_server(runs: dict[str, Path], tmp_path: Path) -> None:
-    write_run(tmp_path / "first")
-    with served(runs["gpt"], "--watch", tmp_path) as server:
-        page = server.send("/runs/")
-        assert "connect-src" in page.body.decode()
-        data = server.send("/runs/data")
-        assert [run["name"] for run in data.json["runs"]] == ["first"]
-        assert server.send("/runs/first").status == 404
-        shutil.rmtree(tmp_path)
-        time.sleep(1.1)  # Watch rests between its readings
-        gone = server.send("/runs/data")
-        assert gone.status == 503 and b"does not exist" in gone.body
-        assert not any(str(tmp_path).encode() in reply.body for reply in (page, data, gone))
+def test_runs_are_watched_below_the_server(busy: Server, watched: Path) -> None:
+    page = busy.send("/runs/")
+    assert "connect-src" in page.body.decode()
+    data = busy.send("/runs/data")
+    assert [run["name"] for run in data.json["runs"]] == ["first"]
+    assert busy.send("/runs/first").status == 404
+    shutil.rmtree(watched)
+    time.sleep(1.1)  # Watch rests between its readings
+    gone = busy.send("/runs/data")
+    assert gone.status == 503 and b"does not exist" in gone.body
+    assert not any(str(watched).encode() in reply.body for reply in (page, data, gone))
 
 
 def test_a_key_and_watched_runs_exclude_each_other(cli: Any, tmp_path: Path) -> None:
