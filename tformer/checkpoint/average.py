@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from tformer.checkpoint.save import CheckpointContents, write_checkpoint
 from tformer.nn.attention import ATTENTION
 from tformer.recipe.load import recipe_to_data
 from tformer.support import files
-from tformer.support.errors import InputError, Interrupted
+from tformer.support.errors import InputError
 from tformer.support.formatting import short_hash
 from tformer.workers.work import QUIET, Work
 
@@ -263,8 +262,7 @@ def _means(checkpoints: Sequence[Checkpoint], *, work: Work) -> dict[str, dict[s
                     raise InputError(
                         f"{checkpoint.path}: {role} tensor {name} and that of the others: {error}"
                     ) from None
-        if work.should_stop():
-            raise Interrupted("averaging interrupted, nothing written", signal_number=signal.SIGINT)
+        work.raise_if_stopped("while averaging, nothing written")
         work.report(done + 1, len(checkpoints))
     # one by one, so that each sum is freed when its mean is made
     return {role: {name: values.pop(name).value() for name in list(values)} for role, values in sums.items()}

@@ -135,11 +135,11 @@ class RunDirectory:
                 hint=f"start a new run from its weights: tformer train --init-from {folder}",
             )
         if not (folder / LOCK_NAME).exists() and not resume:
-            _require_empty(folder)  # before the lock creates a file
+            require_empty(folder)  # before the lock creates a file
         lock = RunLock(folder)
         try:
             if not resume:
-                _require_empty(folder)
+                require_empty(folder)
             run = cls(folder, lock=lock)
             with files.storage_errors(run.checkpoints_path):
                 files.make_folders(run.checkpoints_path)
@@ -312,7 +312,8 @@ def _default_folder(runs_dir: Path, stem: str, *, resume: bool) -> Path:
             return runs_dir / f"{stem}-{number}"
 
 
-def _require_empty(folder: Path) -> None:
+def require_empty(folder: Path) -> None:
+    """Raise InputError for a folder of a new run that holds anything but a lock."""
     try:
         found = sorted(name for name in os.listdir(folder) if name != LOCK_NAME)
     except OSError as error:

@@ -64,12 +64,10 @@ def report_of(scored: Scored, *, intervals: bool = True) -> dict[str, Any]:
 
     intervals: add {metric: [low, high]} of two metrics, 95 % by bootstrap over the examples.
 
-    Raises InputError for no examples, and for fewer than two scores.
+    Raises InputError for fewer than two scores.
     """
     if scored.kind == "score" and len(scored) < 2:
         raise InputError(f"a correlation needs at least 2 examples, found {len(scored)}")
-    if not len(scored):
-        raise InputError("there is nothing to evaluate: 0 examples")
     metrics, resampled = METRICS[scored.kind](scored)
     report: dict[str, Any] = {"examples": len(scored), **metrics}
     if intervals:

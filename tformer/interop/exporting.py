@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe, SpecialTokens
 from tformer.support import files
 from tformer.support.device import DTYPES
-from tformer.support.errors import InputError, Interrupted
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.chat import TEMPLATES
 from tformer.workers.work import QUIET, Work
@@ -282,8 +281,7 @@ def _fill(
         nonlocal done
         for chunk in tensor_chunks(shard, make=tensors.make):
             yield chunk
-            if work.should_stop():
-                raise Interrupted("export interrupted, nothing written", signal_number=signal.SIGINT)
+            work.raise_if_stopped("while exporting, nothing written")
             work.report(min(done, total), total)
             done += 1
 

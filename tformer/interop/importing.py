@@ -7,7 +7,6 @@ none is missing, all have the shapes that config.json promises, and every id of 
 from __future__ import annotations
 
 import math
-import signal
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -24,7 +23,7 @@ from tformer.checkpoint.save import CheckpointContents, write_checkpoint
 from tformer.interop.foreign_checkpoint import ForeignCheckpoint, open_folder
 from tformer.support import files
 from tformer.support.device import DTYPES
-from tformer.support.errors import InputError, Interrupted
+from tformer.support.errors import InputError
 from tformer.tokenizer import Tokenizer
 from tformer.workers.work import QUIET, Work
 
@@ -101,8 +100,7 @@ def import_folder(
 
     def file_read(done: int, total: int) -> None:
         work.report(done, total)
-        if work.should_stop():
-            raise Interrupted("import interrupted, nothing written", signal_number=signal.SIGINT)
+        work.raise_if_stopped("while importing, nothing written")
 
     # `map` holds no tensor while the next one is read, as a loop would.
     weights = dict(map(partial(_cast, checkpoint.path, dtype), checkpoint.each("weights", file_read=file_read)))

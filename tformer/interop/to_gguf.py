@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import signal
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -36,7 +35,7 @@ from tformer.nn.positions.rope import RopeOptions
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import SpecialTokens, with_own_roles
 from tformer.support import files
-from tformer.support.errors import InputError, Interrupted, require_package
+from tformer.support.errors import InputError, require_package
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.chat import TEMPLATES
 from tformer.workers.work import QUIET, Work
@@ -259,8 +258,7 @@ def _write(
                 converted(tensor, torch.float16, name=name)  # refuses a number that is too large
             writer.write_tensor_data(gguf.quants.quantize(tensor.numpy(), kinds[name]))
             work.report(done, len(made))
-            if work.should_stop():
-                raise Interrupted("export interrupted, nothing written", signal_number=signal.SIGINT)
+            work.raise_if_stopped("while exporting, nothing written")
     finally:
         writer.close()
     return shapes, list(dict.fromkeys(notes))

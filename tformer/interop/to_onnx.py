@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import math
-import signal
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -40,7 +39,7 @@ from tformer.nn.embedding import TokenEmbedding
 from tformer.nn.fixed_cache import FixedCache, FixedLayer
 from tformer.recipe.model import Model, layer_sections
 from tformer.support import files
-from tformer.support.errors import InputError, Interrupted, require_package
+from tformer.support.errors import InputError, require_package
 from tformer.workers.work import QUIET, Work
 
 TOLERANCE = 1e-4  # largest difference of an output, times its largest number where that exceeds 1
@@ -336,8 +335,7 @@ def write_graphs(folder: Path, graphs: Mapping[str, Graph], *, exact: Path, work
             _quantize(exact / name, folder / name)
             _compare(folder / name, graph, tolerance=math.inf)
         work.report(done, len(graphs))
-        if work.should_stop():
-            raise Interrupted("export interrupted, nothing written", signal_number=signal.SIGINT)
+        work.raise_if_stopped("while exporting, nothing written")
 
 
 def _exported(graph: Graph, name: str) -> Any:

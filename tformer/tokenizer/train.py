@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -200,11 +200,7 @@ def train_with_facts(
     small, Interrupted if `work` is stopped.
     """
     started = time.monotonic()
-
-    def check_stop() -> None:
-        if work.should_stop():
-            raise Interrupted("tokenizer training interrupted, nothing written", signal_number=signal.SIGINT)
-
+    check_stop = partial(work.raise_if_stopped, "while training the tokenizer, nothing written")
     taken = {*special_tokens(options), *sentinel_tokens(options), *byte_tokens(options)}
     if both := taken.intersection(options.added_tokens):
         raise InputError(f"added_tokens: found {min(both)}, which is a special token of template {options.template}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tformer.checkpoint.run import LOCK_NAME, RunLock
+from tformer.checkpoint.run import LOCK_NAME, RunLock, require_empty
 from tformer.cost.flops import product_shape
 from tformer.cost.memory import MemoryEstimate, training_memory
 from tformer.data.batching.mixture import Samples
@@ -66,14 +66,9 @@ def check_target(training: Training) -> None:
     if training.out is not None and not training.may_exist and target.exists():
         if not target.is_dir():
             raise InputError(f"{target} is a file, expected a run directory")
-        found = sorted(entry.name for entry in target.iterdir() if entry.name != LOCK_NAME)
-        if found:
-            if (target / LOCK_NAME).exists():
-                RunLock(target).release()  # an error where another process holds it
-            raise InputError(
-                f"{target} is not empty (it holds {found[0]})",
-                hint="continue that run with --resume, or choose another directory with --out",
-            )
+        if (target / LOCK_NAME).exists():
+            RunLock(target).release()  # an error where another process holds it
+        require_empty(target)
     require_writable_folder(target)
 
 

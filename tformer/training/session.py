@@ -92,8 +92,7 @@ def run_training(
         if training.recipe.training.minutes is not None and training.recipe.schedule.points is None:
             training = plan(training, began=began, work=work, worker=worker)
         training = plan_validations(training, work.note)
-        if work.should_stop():
-            raise Interrupted("interrupted before training began; no run was started", signal_number=signal.SIGINT)
+        work.raise_if_stopped("before training began; no run was started")
         if options.dry_run:
             if devices > 1 and training.recipe.training.parallel.kind != "ddp":
                 work.note("memory: estimated with ddp; with fsdp a device holds a part of the weights")

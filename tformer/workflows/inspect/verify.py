@@ -27,7 +27,7 @@ from tformer.model import Transformer
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe, with_roles
-from tformer.support.errors import InputError, Interrupted, NotFiniteError
+from tformer.support.errors import InputError, NotFiniteError
 from tformer.support.files import MANIFEST
 from tformer.support.formatting import short_hash
 from tformer.tokenizer import Tokenizer
@@ -114,8 +114,7 @@ def _file_problems(path: Path, record: FileRecord, work: Work) -> Iterator[str]:
         digest = hashlib.sha256()
         with open(path, "rb") as stream:
             while part := stream.read(16 << 20):
-                if work.should_stop():
-                    raise Interrupted("verification interrupted", signal_number=2)
+                work.raise_if_stopped("while verifying")
                 digest.update(part)
     except OSError as error:
         yield f"{path.name} cannot be read: {error.strerror}"
@@ -144,8 +143,7 @@ def _verdict(folder: Path, opened: Callable[[], Checkpoint], work: Work) -> Verd
     counts = {"tensors": 0, "bytes": 0}
     for role in ("weights", "ema", "generator", "optimizer"):
         if checkpoint.has(role):
-            if work.should_stop():
-                raise Interrupted("verification interrupted", signal_number=2)
+            work.raise_if_stopped("while verifying")
             problems += _tensor_problems(checkpoint, recipe, role, counts)
     return Verdict(folder, tuple(_one_line(problem, folder) for problem in problems), **counts)
 

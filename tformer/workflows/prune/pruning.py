@@ -7,7 +7,6 @@ pruned, for every other command uses them. Both measurements read the same data.
 from __future__ import annotations
 
 import math
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,7 @@ from tformer.nn.stack import Stack
 from tformer.recipe.model import Model
 from tformer.recipe.recipe import Recipe
 from tformer.support import files
-from tformer.support.errors import InputError, Interrupted, NotFiniteError
+from tformer.support.errors import InputError, NotFiniteError
 from tformer.tasks.base import HeldOut
 from tformer.workers.work import QUIET, Work
 from tformer.workflows.prune.cut import (
@@ -263,14 +262,11 @@ def prune(
     files.require_writable_folder(out)
     checkpoint, sides = open_checkpoint(loaded.path), stacks_of(loaded.model, plan.stack)
     recipe, model = loaded.recipe, loaded.model  # after the cuts so far
-
-    def raise_if_stopped() -> None:
-        if work.should_stop():
-            raise Interrupted("pruning interrupted, nothing written", signal_number=signal.SIGINT)
+    stopped = "while pruning, nothing written"
 
     def metrics_now(data: HeldOut) -> dict[str, Any]:
         metrics = data.measure(model, replace(work, report=QUIET.report))
-        raise_if_stopped()
+        work.raise_if_stopped(stopped)
         return metrics
 
     def score() -> Score:
@@ -295,7 +291,7 @@ def prune(
     if plan.head_amount is not None:
         assert held_out is not None
         importance = _importance_by_layer(model, held_out, sides, seed=recipe.seed, work=work)
-        raise_if_stopped()
+        work.raise_if_stopped(stopped)
         heads = choose_heads(importance, amount=plan.head_amount, per_layer=plan.heads_per_layer or "even")
         weights = cut_head_weights(weights, model, heads.layers)
         recipe = with_model(recipe, cut_heads(recipe.model, heads.layers))
@@ -307,7 +303,7 @@ def prune(
         "layers": {side: list(choice.kept) for side, choice in layers.items()},
         "heads": None if heads is None else {"before": heads.before, "after": heads.after},
     }
-    raise_if_stopped()
+    work.raise_if_stopped(stopped)
     write_pruned(out, checkpoint, recipe, weights, pruned=pruned)
     notes = list(_notes(loaded.recipe, layers, heads))
     if checkpoint.has("generator"):
