@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 
 import tformer
 from tests.kernels.conftest import SANITIZED
+from tests.quick import first_is_quick
 from tests.test_api import classifier, lm, masked, translator  # noqa: F401  fixtures
 from tests.threads import PROMPTS, TEXTS, calls_of, differences, same
 from tformer.api import MOST_PREPARED
@@ -43,7 +45,7 @@ def run(request: pytest.FixtureRequest) -> tformer.Run:
     return tformer.load(request.getfixturevalue(request.param).path)
 
 
-@pytest.fixture(params=["kernels", "no kernels"])
+@pytest.fixture
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv(library.SWITCH, "on" if request.param == "kernels" else "off")
     library.forget()
@@ -51,9 +53,22 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     library.forget()
 
 
+BF16, INT8, INT4 = {"precision": "bf16"}, {"quantize": "int8"}, {"quantize": "int4"}
+QUICK: list[tuple[str, str, dict[str, str]]] = [
+    ("lm", "kernels", INT8), ("lm", "no kernels", {}), ("classifier", "kernels", BF16), ("masked", "kernels", INT4),
+]  # fmt: skip
+"""Each family but the slowest; each kind of weights; with kernels and without."""
+ALL = product(FAMILIES, ("kernels", "no kernels"), ({}, BF16, INT8, INT4))
+
+
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("options", [{}, {"precision": "bf16"}, {"quantize": "int8"}, {"quantize": "int4"}], ids=str)
-@pytest.mark.parametrize("run", FAMILIES, indirect=True)
+@first_is_quick(
+    ("run", "kernels", "options"),
+    [*QUICK, *(each for each in ALL if each not in QUICK)],
+    quick=len(QUICK),
+    indirect=["run", "kernels"],
+    ids=str,
+)
 def test_answers_of_several_threads_are_those_of_one_to_the_bit(run: tformer.Run, options: dict[str, Any]) -> None:
     if options.get("quantize") and find() is None:
         pytest.skip("no 8-bit products here")
@@ -179,7 +194,9 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @pytest.mark.parametrize("run", ["lm"], indirect=True)
+@pytest.mark.slow
 def test_a_child_of_fork_answers_as_its_parent_did(run: tformer.Run) -> None:
+    """The quick twin is `cli/test_cli_devices.py::test_several_processes_write_what_one_writes`."""
     command = [sys.executable, "-c", FORK, str(run.path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": str(Path(tformer.__file__).parents[1])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)

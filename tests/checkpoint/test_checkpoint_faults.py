@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.checkpoint.conftest import Disk, Killed, save, tree, weights_at
+from tests.quick import first_is_quick
 from tformer.checkpoint.read import read_checkpoint
 from tformer.checkpoint.run import RunDirectory
 from tformer.support import files
@@ -20,6 +21,12 @@ from tformer.support.errors import StorageError
 
 KEEP = 2
 MODES = ["kill", "kill_after", "enospc", "eio", "full"]
+"""The quick tests try each of them once."""
+
+
+def starting_with(*quick: str) -> Any:
+    """`parametrize` by the modes, of which these are quick."""
+    return first_is_quick("mode", sorted(MODES, key=lambda mode: mode not in quick), quick=len(quick))
 
 
 def folders(run: RunDirectory) -> list[str]:
@@ -80,17 +87,17 @@ def survive(folder: Path, disk: Disk, mode: str, *, before: list[int], step: int
     raise AssertionError("the save never finished")
 
 
-@pytest.mark.parametrize("mode", MODES)
+@starting_with("enospc", "kill_after")
 def test_first_save_survives_a_fault_at_every_call(tmp_path: Path, disk: Disk, mode: str) -> None:
     assert survive(tmp_path, disk, mode, before=[], step=1) > 20
 
 
-@pytest.mark.parametrize("mode", MODES)
+@starting_with("kill")
 def test_save_with_pruning_survives_a_fault_at_every_call(tmp_path: Path, disk: Disk, mode: str) -> None:
     assert survive(tmp_path, disk, mode, before=[1, 2, 3], step=4, score=1.0) > 30
 
 
-@pytest.mark.parametrize("mode", MODES)
+@starting_with("eio", "full")
 def test_replacing_the_same_step_survives_a_fault_at_every_call(tmp_path: Path, disk: Disk, mode: str) -> None:
     assert survive(tmp_path, disk, mode, before=[1, 3], step=3, target_tokenizer_json='{"side": "target"}') > 30
 

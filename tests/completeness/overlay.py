@@ -59,6 +59,26 @@ def report(value):
 '''
 
 
+SEVERAL = """
+import os, traceback
+
+home = os.getcwd()
+
+
+def outcome_of(folder, script):
+    found = []
+    os.chdir(os.path.join(home, folder))
+    try:
+        exec(script, {"command": command, "succeed": succeed, "json": json, "report": found.append})
+        return {"found": found[-1]}
+    except BaseException:
+        return {"failed": traceback.format_exc()}
+
+
+report({folder: outcome_of(folder, script) for folder, script in {scripts}.items()})
+"""
+
+
 @dataclass(frozen=True)
 class Overlay:
     """root: the folder that holds the changed copy of `tformer`."""
@@ -75,6 +95,11 @@ class Overlay:
         assert code == 0, text[-8000:]
         reports = [line for line in text.splitlines() if line.startswith("REPORT ")]
         return json.loads(reports[-1].removeprefix("REPORT ")) if reports else None
+
+    def run_each(self, scripts: Mapping[str, str], *, cwd: Path) -> dict[str, dict[str, Any]]:
+        """Run scripts in one process, each in the folder of its name: {"found": its report} or {"failed": why}."""
+        found: dict[str, dict[str, Any]] = self.run(SEVERAL.replace("{scripts}", repr(dict(scripts))), cwd=cwd)
+        return found
 
 
 def _ask(request: dict[str, str]) -> int:

@@ -6,18 +6,21 @@ values of `--set` that choose it and that must be refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.completeness.overlay import overlay
+from tests.conftest import TINY_RECIPE, write_text
 from tests.end_to_end.labelled_examples import write_images
 from tformer.nn.attention import Mechanism
 from tformer.nn.cache import LayerState
 
 Rows = Mapping[str, Sequence[tuple[str, str]]]
+FoundOf = Callable[[str], tuple[Path, Any]]
 
 
 @dataclass(frozen=True)
@@ -324,12 +327,8 @@ found["codes"] += [command("evaluate", "run", "--text-column", "0")[0]]
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_a_new_entry_takes_one_file_and_one_row(name: str, tmp_path: Path, text_file: Path, tiny_recipe: Path) -> None:
-    entry, script = ENTRIES[name], SCRIPT
-    values = {"recipe": tiny_recipe, "text": text_file}
-    for key, value in {**values, "chosen": entry.chosen, "wrong": entry.wrong, "more": entry.more}.items():
-        script = script.replace(f"{{{key}}}", str(value))
-    found = overlay(tmp_path, files=entry.files, rows=entry.rows).run(script, cwd=tmp_path)
+def test_a_new_entry_takes_one_file_and_one_row(name: str, found_of: FoundOf) -> None:
+    folder, found = found_of(name)
     inspected = found["inspected"]
     assert 0 < found["evaluated"]["loss"] < 6 and inspected["flops"]["forward_per_token"] > 0
     assert inspected["memory"]["activations_bytes"] > 0 and inspected["memory"]["optimizer_bytes"] > 0
@@ -340,9 +339,9 @@ def test_a_new_entry_takes_one_file_and_one_row(name: str, tmp_path: Path, text_
         assert "averaging" in found["seen"]
     if name == "positions":
         assert "bias" in found["shapes"] and found["beams"].startswith("the")
-        assert "Each head subtracts a learned slope" in (tmp_path / "page.html").read_text(encoding="utf-8")
-        assert '"slope"' in (tmp_path / "run.html").read_text(encoding="utf-8")
-        assert (tmp_path / "slope.json").stat().st_size > 1000
+        assert "Each head subtracts a learned slope" in (folder / "page.html").read_text(encoding="utf-8")
+        assert '"slope"' in (folder / "run.html").read_text(encoding="utf-8")
+        assert (folder / "slope.json").stat().st_size > 1000
     if name == "task":
         assert found["trained"]["valid"]["texts"] == found["evaluated"]["texts"] == 1 and "before" in found["pruned"]
 
@@ -420,14 +419,8 @@ report({"exported": exported, "imported": imported, "texts": texts, "losses": lo
 """
 
 
-def test_a_new_architecture_takes_one_file_and_one_row(tmp_path: Path, text_file: Path, tiny_recipe: Path) -> None:
-    changed = overlay(
-        tmp_path,
-        files={"tformer/interop/architectures/toy.py": TOY_FILE},
-        rows={"tformer/interop/architectures/__init__.py": [TOY_ROW, TOY_IMPORT]},
-    )
-    script = TOY_SCRIPT.replace("{recipe}", str(tiny_recipe)).replace("{text}", str(text_file))
-    found = changed.run(script, cwd=tmp_path)
+def test_a_new_architecture_takes_one_file_and_one_row(found_of: FoundOf) -> None:
+    _, found = found_of("architecture")
     assert found["exported"]["class"] == found["imported"]["class"] == "ToyForCausalLM"
     assert found["imported"]["model_type"] == "toy" and found["exported"]["tensors"] == found["imported"]["tensors"]
     assert len(set(found["texts"])) == 1 and found["texts"][0].startswith("the")
@@ -528,24 +521,14 @@ def metrics(run: Path) -> list[str]:
     return (run / "metrics.jsonl").read_text().splitlines()
 
 
-def test_one_file_one_row_and_one_name_make_an_objective(tmp_path: Path) -> None:
-    words = "the quick brown fox jumps over the lazy dog and sees one more red hen in the old yard "
-    (tmp_path / "text.txt").write_text("\n\n".join(words * 6 for _ in range(30)))
-    changed = overlay(
-        tmp_path,
-        files={"tformer/objectives/word_order.py": WORD_ORDER},
-        rows={
-            "tformer/objectives/__init__.py": [WORD_ORDER_IMPORT, WORD_ORDER_ROW],
-            "tformer/training/options.py": [before('    *("contrastive", ', '    "word_order",\n')],
-        },
-    )
-    found = changed.run(WORD_ORDER_SCRIPT, cwd=tmp_path)
-    recipe = (tmp_path / "run" / "recipe.yaml").read_text()
+def test_one_file_one_row_and_one_name_make_an_objective(found_of: FoundOf) -> None:
+    folder, found = found_of("objective")
+    recipe = (folder / "run" / "recipe.yaml").read_text()
     assert "kind: word_order" in recipe and "share: 0.25" in recipe
-    assert '"step": 9' in metrics(tmp_path / "run")[-1]
+    assert '"step": 9' in metrics(folder / "run")[-1]
     for name in ("evaluated", "held_out"):
         assert {"loss", "accuracy", "perplexity"} <= found[name].keys()
-    assert "distillation" in (tmp_path / "student" / "metrics.jsonl").read_text()
+    assert "distillation" in (folder / "student" / "metrics.jsonl").read_text()
     assert found["inspected"]["parameters"] and len(found["written"]["masks"]) == 1
     assert " word_order" in found["help"]
 
@@ -623,19 +606,66 @@ report({"accuracy": evaluated["accuracy"], "flops": inspected["flops"]["forward_
 """
 
 
-def test_a_new_stem_pooling_and_change_of_images_take_one_row_each(tmp_path: Path) -> None:
-    changed = overlay(
-        tmp_path,
+def test_a_new_stem_pooling_and_change_of_images_take_one_row_each(found_of: FoundOf) -> None:
+    _, found = found_of("images")
+    assert found["accuracy"] > 0.9 and found["flops"] > 0 and "dark" in found["label"]
+    assert "the mean of each square" in found["shapes"] and "means" in found["shapes"]
+    assert "the middle of the largest" in found["shapes"] and found["unknown"] == [2, 2, 2]
+
+
+# --- all of them, in one copy of the package and one process ----------------------------------------------------------
+
+OTHERS = {
+    "architecture": Entry(
+        files={"tformer/interop/architectures/toy.py": TOY_FILE},
+        rows={"tformer/interop/architectures/__init__.py": [TOY_ROW, TOY_IMPORT]},
+    ),
+    "objective": Entry(
+        files={"tformer/objectives/word_order.py": WORD_ORDER},
+        rows={
+            "tformer/objectives/__init__.py": [WORD_ORDER_IMPORT, WORD_ORDER_ROW],
+            "tformer/training/options.py": [before('    *("contrastive", ', '    "word_order",\n')],
+        },
+    ),
+    "images": Entry(
         files={},
         rows={
             "tformer/nn/patches.py": [(STEMS, f'{STEM}{STEMS}    "means": MeanPatches,\n')],
             "tformer/nn/classification_heads.py": [(POOLINGS, MIDDLE + POOLINGS + MIDDLE_ROW)],
             "tformer/data/sources/augmentation.py": [(CHANGES, f'{CHANGE}{CHANGES}    "invert": random_inversion,\n')],
         },
-    )
-    images, recipe = write_images(tmp_path / "images", 20), tmp_path / "recipe.yaml"
-    recipe.write_text(IMAGES_RECIPE)
-    found = changed.run(IMAGES_SCRIPT.replace("{recipe}", str(recipe)).replace("{images}", str(images)), cwd=tmp_path)
-    assert found["accuracy"] > 0.9 and found["flops"] > 0 and "dark" in found["label"]
-    assert "the mean of each square" in found["shapes"] and "means" in found["shapes"]
-    assert "the middle of the largest" in found["shapes"] and found["unknown"] == [2, 2, 2]
+    ),
+}
+SCRIPTS = {"architecture": TOY_SCRIPT, "objective": WORD_ORDER_SCRIPT, "images": IMAGES_SCRIPT}
+
+
+@pytest.fixture(scope="module")
+def found_of(tmp_path_factory: pytest.TempPathFactory) -> FoundOf:
+    """`found_of(name)`: the folder of an entry, and what its script reported."""
+    home, entries = tmp_path_factory.mktemp("entries"), ENTRIES | OTHERS
+    scripts = {}
+    for name, entry in entries.items():
+        folder = home / name
+        folder.mkdir()
+        (folder / "recipe.yaml").write_text(IMAGES_RECIPE if name == "images" else TINY_RECIPE)
+        if name == "objective":
+            words = "the quick brown fox jumps over the lazy dog and sees one more red hen in the old yard "
+            (folder / "text.txt").write_text("\n\n".join(words * 6 for _ in range(30)))
+        else:
+            write_text(folder / "text.txt")
+        values: dict[str, object] = {"chosen": entry.chosen, "wrong": entry.wrong, "more": entry.more}
+        values |= {"recipe": "recipe.yaml", "text": "text.txt", "images": "images"}
+        scripts[name] = SCRIPTS.get(name, SCRIPT)
+        for key, value in values.items():
+            scripts[name] = scripts[name].replace(f"{{{key}}}", str(value))
+    write_images(home / "images" / "images", 20)
+    files = {path: text for entry in entries.values() for path, text in entry.files.items()}
+    rows = {path: changes for entry in entries.values() for path, changes in entry.rows.items()}
+    assert len(rows) == sum(len(entry.rows) for entry in entries.values()), "two entries change one file"
+    outcomes = overlay(home, files=files, rows=rows).run_each(scripts, cwd=home)
+
+    def found(name: str) -> tuple[Path, Any]:
+        assert "failed" not in outcomes[name], outcomes[name]["failed"]
+        return home / name, outcomes[name]["found"]
+
+    return found

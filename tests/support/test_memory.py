@@ -46,14 +46,18 @@ def _faults(how: str) -> int:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc")
+@pytest.mark.slow
 def test_kept_memory_is_mapped_once() -> None:
+    """The quick twin is `test_where_the_threshold_is_refused_no_block_is_mapped`."""
     kept, given_back = _faults("keep"), _faults("default")
     if given_back < PAGES / 100:
         pytest.skip("this C library, or large pages, keep it anyway")
     assert kept < given_back / 3
 
 
+@pytest.mark.slow
 def test_both_work_wherever_they_are_called() -> None:
+    """The quick twin is `test_a_library_without_the_options_is_left_alone`."""
     code = "from tformer.support.device import *; keep_freed_memory(); return_free_memory(); return_free_memory()"
     subprocess.run([sys.executable, "-c", code], check=True)
 
