@@ -143,7 +143,9 @@ def test_a_beams_score_is_that_of_reading_its_text_at_once(encoder: bool) -> Non
             assert one.score == pytest.approx(float(chosen.sum()), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_compiled_beams_are_uncompiled_ones() -> None:
+    """The quick twin is `test_rows_that_are_moved_repeated_and_removed_keep_their_tokens`."""
     model = sharp(encoder=False)
     expected = search([model])
     attach(model)

@@ -68,12 +68,8 @@ def test_the_citation_names_this_version() -> None:
     assert citation["license"] == PROJECT["license"]
 
 
-def test_the_wheel_holds_presets_assets_of_pages_and_sources_of_kernels(tmp_path: Path) -> None:
-    pytest.importorskip("hatchling")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    [wheel] = tmp_path.glob("*.whl")
-    inside = set(zipfile.ZipFile(wheel).namelist())
+def assert_whole(inside: set[str]) -> None:
+    """A wheel of these files has all that commands read."""
     for preset in (ROOT / "configs").rglob("*.yaml"):
         assert f"tformer/configs/{preset.relative_to(ROOT / 'configs').as_posix()}" in inside
     for asset in (ROOT / "tformer" / "viz" / "assets").iterdir():
@@ -83,6 +79,25 @@ def test_the_wheel_holds_presets_assets_of_pages_and_sources_of_kernels(tmp_path
     for page in (ROOT / "tformer" / "guide").rglob("*.*"):
         assert page.suffix == ".pyc" or page.relative_to(ROOT).as_posix() in inside
     assert "tformer/py.typed" in inside
+
+
+def test_the_files_of_the_wheel_are_presets_assets_of_pages_and_sources_of_kernels() -> None:
+    wheel = pytest.importorskip("hatchling.builders.wheel").WheelBuilder(str(ROOT))
+    inside = {Path(file.distribution_path).as_posix() for file in wheel.recurse_included_files()}
+    for folder, place in wheel.config.get_force_include().items():
+        inside |= {f"{place}/{path.relative_to(folder).as_posix()}" for path in Path(folder).rglob("*.*")}
+    assert_whole(inside)
+
+
+@pytest.mark.slow
+def test_a_wheel_that_is_installed_elsewhere_finds_its_presets_and_assets(tmp_path: Path) -> None:
+    """The quick twin is `test_the_files_of_the_wheel_are_presets_assets_of_pages_and_sources_of_kernels`."""
+    pytest.importorskip("hatchling")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    [wheel] = tmp_path.glob("*.whl")
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    assert_whole(inside)
     # An installed copy, far from any checkout, finds them.
     installed = tmp_path / "installed"
     zipfile.ZipFile(wheel).extractall(installed)

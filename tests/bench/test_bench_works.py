@@ -149,9 +149,11 @@ OPTIONS = {"generate": {"new_tokens": 6}, "translate": {"new_tokens": 6, "beam_s
 
 
 @pytest.mark.parametrize(("work", "recipe", "tokens"), [("generate", GPT, 12), ("translate", PAIRS, 24)])
+@pytest.mark.slow
 def test_compiled_steps_write_what_a_round_writes(
     make_task: Make, work: str, recipe: str, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The quick twin is `test_generation_writes_every_token`."""
     monkeypatch.setattr(inference, "compile_decoding", partial(compile_decoding, backend="eager"))
     task = make_task(work, recipe, length=5, compile=True, options=OPTIONS[work])
     WORKS[work].check(task)

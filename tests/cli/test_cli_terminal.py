@@ -51,13 +51,12 @@ def test_no_color_turns_colours_off(words: tuple[str, ...]) -> None:
 @first_is_quick(
     "words",
     [
-        ("doctor", "--no-speed"),
         ("config", "explain", "model.encoder.positions"),
+        ("doctor", "--no-speed"),
         ("runs", "--help"),
         ("guide",),
         ("guide", "what", "is", "kept"),
     ],
-    quick=2,
 )
 def test_lines_fit_into_forty_columns_or_hold_one_long_word(words: tuple[str, ...]) -> None:
     code, output = on_terminal(*words)

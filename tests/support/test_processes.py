@@ -134,7 +134,6 @@ def test_no_child_runs_a_file_of_the_current_folder(tmp_path: Path, command: lis
 
 MAKER = """
 import sys, time
-from tests.faults.killing import is_alive
 from tformer.support.processes import ScratchFolder
 folder = ScratchFolder("testing")
 (folder.path / "file").write_text("x")
