@@ -80,7 +80,7 @@ def on_time(run: Run, seconds: float) -> bool:
     return abs(seconds - 60 * run.minutes) <= max(0.05 * 60 * run.minutes, 10.0)
 
 
-steps_in_time = st.floats(60, 20_000)
+steps_in_time = st.floats(60, 5_000)
 minutes = st.floats(0.75, 60)
 
 
@@ -96,7 +96,7 @@ def test_it_ends_on_time_with_its_rate_at_the_floor(
     assert (run.finished - first) / run.finished == pytest.approx(fraction, abs=0.12)
 
 
-@given(minutes, st.floats(200, 20_000), st.floats(0.02, 0.98), st.floats(0.4, 3.0))
+@given(minutes, st.floats(200, 5_000), st.floats(0.02, 0.98), st.floats(0.4, 3.0))
 def test_a_machine_that_changes_its_speed_gives_another_number_of_steps_not_another_end(
     minutes: float, steps: float, when: float, slowness: float
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import io
 import json
@@ -104,7 +105,6 @@ def weights(run: Path, step: int = 8) -> dict[str, torch.Tensor]:
             for kind in ("masked_lm", "span_corruption", "multi_label", "regression")
         ),
     ],
-    quick=2,
 )
 def test_every_family_learns_from_a_teacher(kind: str, family: Callable[[str], Family]) -> None:
     made = family(kind)
@@ -259,7 +259,9 @@ def test_two_sets_share_one_digest_taken_before_the_cast_and_a_rerun_finds_both(
 
 
 def test_a_cast_changes_the_digest_and_another_teacher_has_another(train: Callable[..., Path], two_sets: str) -> None:
-    one, other = (tformer.load(train("--set", two_sets, "--seed", seed)).model for seed in (1, 2))
+    one = tformer.load(train("--set", two_sets, "--max-steps", 1)).model
+    other = copy.deepcopy(one)
+    other.embedding.weight.data[0, 0] += 1
     found = weights_digest(one)
     assert found == weights_digest(one) != weights_digest(other)
     assert weights_digest(one.bfloat16()) != found

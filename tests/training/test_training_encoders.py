@@ -38,11 +38,11 @@ def write_recipe(folder: Path, text: str = ENCODER) -> Path:
     return folder / "recipe.yaml"
 
 
-def resumes_exactly(train: Train, cli: Cli, *flags: object, base: bool = False) -> Path:
-    """A run of 40 steps, and one that was cut after 20: the same files."""
-    whole, part = train(*flags, base=base), train(*flags, "--max-steps", "20", base=base)
-    assert cli("train", "--resume", "--out", part, "--max-steps", "40").code == 0
-    first, second = (run / "checkpoints" / "step-00000040" for run in (whole, part))
+def resumes_exactly(train: Train, cli: Cli, *flags: object, steps: int = 12, base: bool = False) -> Path:
+    """A run of this number of steps, and one that was cut after half of them: the same files."""
+    whole, part = (train(*flags, "--max-steps", number, base=base) for number in (steps, steps // 2))
+    assert cli("train", "--resume", "--out", part, "--max-steps", steps).code == 0
+    first, second = (run / "checkpoints" / f"step-{steps:08d}" for run in (whole, part))
     for file in sorted(first.glob("*.safetensors")):
         assert file.read_bytes() == (second / file.name).read_bytes(), file.name
     return whole
@@ -91,7 +91,7 @@ def test_resumed_classification_equals_the_uninterrupted_one(train: Train, cli: 
 
 def test_pairs_carry_token_types(train: Train, tmp_path: Path) -> None:
     data = write_table(tmp_path / "pairs.tsv", ("label", "text_a", "text_b"), pairs(120))
-    run = train("--data", data, "--max-steps", "60")
+    run = train("--data", data, "--max-steps", "2")
     loaded = tformer.load(run)
     assert loaded.recipe.data.columns.text2 == "text_b" and loaded.recipe.data.labels == ("other", "same")
 
@@ -106,7 +106,7 @@ def test_regression_starts_at_the_mean_and_learns(train: Train, tmp_path: Path) 
 
 def test_multi_label(train: Train, tmp_path: Path) -> None:
     data = write_table(tmp_path / "many.tsv", ("labels", "text"), many(120))
-    run = train("--data", data, "--objective", "multi_label", "--max-steps", "240")
+    run = train("--data", data, "--objective", "multi_label", "--max-steps", "160", "--lr", "0.03")
     assert metrics(run, "valid")[-1]["f1_micro"] > 0.9
     assert tformer.load(run).recipe.model.heads[0].multi_label  # type: ignore[union-attr]
 
@@ -128,12 +128,13 @@ def test_masked_lm_learns(train: Train, text: Path, packing: str) -> None:
 
 def test_masked_lm_reads_the_text_column_of_a_table(train: Train, labelled: Path) -> None:
     run = train("--data", labelled, "--text-column", "text", "--objective", "masked_lm",
-                "--set", "data.packing=none")  # fmt: skip
+                "--set", "data.packing=none", "--max-steps", "2")  # fmt: skip
     assert metrics(run, "valid")
 
 
 def test_next_sentence_beside_masked_lm(train: Train, tmp_path: Path) -> None:
-    run = train("--data", documents(tmp_path / "documents"), "--objective", "masked_lm,next_sentence")
+    data = documents(tmp_path / "documents")
+    run = train("--data", data, "--objective", "masked_lm,next_sentence", "--max-steps", "2")
     assert {"masked_lm_loss", "next_sentence_loss", "next_sentence_accuracy"} <= metrics(run, "valid")[-1].keys()
 
 
@@ -148,14 +149,14 @@ def test_electra_trains_both_models_and_fine_tunes_the_second(
     outcome = cli("train", "--resume", "--out", run, "--max-steps", "44")
     assert outcome.code == 0, outcome.err
     tuned = train("--init-from", run, "--objective", "classification", "--data", labelled, "--lr", "0.02",
-                  "--set", "optimizer.adam_lr=0.02", "--max-epochs", "20", base=False)  # fmt: skip
+                  "--set", "optimizer.adam_lr=0.02", "--max-epochs", "10", base=False)  # fmt: skip
     assert metrics(tuned, "valid")[-1]["accuracy"] > 0.9
 
 
 def test_init_from_takes_the_body_and_makes_a_new_head(
     train: Train, text: Path, labelled: Path, cli: Cli, tmp_path: Path
 ) -> None:
-    pretrained = train("--data", text, "--objective", "masked_lm", "--set", "data.packing=none")
+    pretrained = train("--data", text, "--objective", "masked_lm", "--set", "data.packing=none", "--max-steps", "2")
     out = tmp_path / "tuned"
     outcome = cli("train", "--init-from", pretrained, "--objective", "classification", "--data", labelled,
                   "--out", out, "--max-steps", "1", "--lr", "1e-9", "--set", "optimizer.adam_lr=1e-9")  # fmt: skip
@@ -171,7 +172,7 @@ def test_layer_decay_and_frozen_layers(train: Train, text: Path, labelled: Path)
     pretrained = train("--data", text, "--objective", "masked_lm", "--set", "data.packing=none", "--max-steps", "2")
     tuned = train("--init-from", pretrained, "--objective", "classification", "--data", labelled, "--set",
                   "optimizer.layer_decay=0.5", "--set", "optimizer.groups.0={match: 'embedding.*', frozen: true}",
-                  base=False)  # fmt: skip
+                  "--max-steps", "2", base=False)  # fmt: skip
     before, after = (tformer.load(run).model.state_dict() for run in (pretrained, tuned))
     assert torch.equal(before["embedding.weight"], after["embedding.weight"])
     assert not torch.equal(before["encoder.blocks.1.feedforward.up.weight"],
@@ -201,7 +202,8 @@ def test_augmented_and_mixed_images_resume_exactly_and_are_evaluated_in_views(
     train: Train, cli: Cli, tmp_path: Path
 ) -> None:
     data = write_images(tmp_path / "images", 30)
-    whole = resumes_exactly(train, cli, "--config", write_recipe(tmp_path, IMAGES), "--data", data, *MIXED)
+    words = ("--config", write_recipe(tmp_path, IMAGES), "--data", data, *MIXED)
+    whole = resumes_exactly(train, cli, *words, steps=40)
     outcome = cli("evaluate", whole, "--data", data, "--views", "3", "--json")
     assert outcome.code == 0 and json.loads(outcome.out)["accuracy"] == 1.0
     refused = cli("classify", whole, "--image", data / "dark" / "0.png", "--views", "11")
@@ -224,7 +226,7 @@ def test_truncation_is_counted_and_said(cut: str, cli: Cli, recipe: Path, labell
 def test_a_head_comes_along_only_where_its_labels_mean_the_same(
     train: Train, cli: Cli, labelled: Path, tmp_path: Path
 ) -> None:
-    first = train("--data", labelled)
+    first = train("--data", labelled, "--max-steps", "1")
     renamed = tmp_path / "renamed.tsv"
     renamed.write_text(labelled.read_text().replace("animal", "zebra"))  # now the second label in order
     for data, is_new in ((labelled, False), (renamed, True)):
@@ -239,7 +241,7 @@ def test_a_run_from_other_weights_has_them_on_disk_before_its_first_step(
 ) -> None:
     pretrained = train("--data", text, "--objective", "masked_lm", "--max-steps", "2")
     tuned = train("--init-from", pretrained, "--objective", "classification", "--data", labelled,
-                  "--set", "training.keep_last=9", base=False)  # fmt: skip
+                  "--set", "training.keep_last=9", "--max-steps", "1", base=False)  # fmt: skip
     before = tformer.load(pretrained).model.state_dict()
     first = tformer.load(tuned, which="step-0").model.state_dict()
     assert torch.equal(before["embedding.weight"], first["embedding.weight"])
@@ -289,9 +291,10 @@ def test_resumed_pre_training_equals_the_uninterrupted_one(
 
 
 def test_whole_words_and_swapped_pairs_are_options(train: Train, text: Path, tmp_path: Path) -> None:
-    assert train("--data", text, "--objective", "masked_lm", "--set", "objectives.0.whole_words=true")
+    short = ("--max-steps", "2")
+    assert train("--data", text, "--objective", "masked_lm", "--set", "objectives.0.whole_words=true", *short)
     data = write_table(tmp_path / "pairs.tsv", ("label", "text_a", "text_b"), pairs(40))
-    assert train("--data", data, "--set", "objectives.0.swap_pairs=true")
+    assert train("--data", data, "--set", "objectives.0.swap_pairs=true", *short)
 
 
 def test_images_have_classes_alone(cli: Cli, tmp_path: Path) -> None:
@@ -313,7 +316,9 @@ def test_init_from_under_a_preset_keeps_body_and_tokenizer(train: Train, text: P
     assert after.tokenizer.sha256 == before.tokenizer.sha256
 
 
+@pytest.mark.slow
 def test_the_built_in_labelled_source_trains_at_once(cli: Cli, tmp_path: Path) -> None:
+    """The quick twin is `end_to_end/test_e2e_default_paths.py::test_a_default_path_of_each_task_trains`."""
     outcome = cli("train", "--arch", "bert", "--out", tmp_path / "run", "--max-steps", "2", "--set",
                   "model.d_model=16", "--set", "model.encoder.num_layers=1", "--batch-size", "4")  # fmt: skip
     assert outcome.code == 0, outcome.err

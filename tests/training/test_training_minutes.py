@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,13 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import TINY_RECIPE, write_text
 from tests.quick import first_is_quick
+from tests.training.conftest import STEP_SECONDS
 from tests.training.pair_makers import metrics, weights_of
 from tformer.checkpoint.read import read_checkpoint
 from tformer.cli import train
+from tformer.cli.app import main
 from tformer.optim.schedules import build_schedule
 from tformer.recipe import load_recipe, sizes
 from tformer.recipe.sizes import LADDERS, SLOW_OPERATIONS, TEXT
@@ -36,14 +40,41 @@ PIECES = ("--set", "tokenizer.train.model=byte-bpe")
 @pytest.fixture(autouse=True)
 def time_counts_from_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine takes longer to prepare a training than these take in all."""
+    count_from_the_first_step(monkeypatch)
+
+
+def count_from_the_first_step(patch: pytest.MonkeyPatch) -> None:
     make = RunReporter._clock
 
     def make_now(self: RunReporter) -> Any:
         self.began = time.monotonic()
         return make(self)
 
-    monkeypatch.setattr(RunReporter, "_clock", make_now)
-    monkeypatch.setattr(train, "STARTED", time.monotonic())
+    patch.setattr(RunReporter, "_clock", make_now)
+    patch.setattr(train, "STARTED", time.monotonic())
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run by time, which no test changes."""
+    folder = tmp_path_factory.mktemp("timed")
+    (folder / "tiny.yaml").write_text(TINY_RECIPE)
+    write_text(folder / "text.txt")
+    words = ("--config", folder / "tiny.yaml", "--data", folder / "text.txt", "--out", folder / "run")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setenv("TFORMER_CACHE", str(folder / "cache"))
+        patch.setattr(plan, "_time_steps", lambda short, longest: STEP_SECONDS)
+        patch.setattr(sizes, "SLOW_OPERATIONS", 0.0)
+        count_from_the_first_step(patch)
+        main([str(word) for word in ("train", *words, "--minutes", MINUTES)])
+    assert ended.value.code == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def timed_copy(timed: Path, tmp_path: Path) -> Path:
+    """A copy of the run by time, to go on with."""
+    return Path(shutil.copytree(timed, tmp_path / "run"))
 
 
 @pytest.fixture
@@ -63,12 +94,9 @@ def recipe_of(run: Path) -> Any:
     return load_recipe(config=run / "recipe.yaml").recipe
 
 
-def test_it_ends_on_time_with_the_decay_done_and_the_last_step_validated_and_saved(
-    start: Callable[..., Path],
-) -> None:
-    began = time.monotonic()
-    run = start("run")
-    assert time.monotonic() - began < 60 * MINUTES + 60  # exact ends are tested with a simulated clock
+def test_it_ends_on_time_with_the_decay_done_and_the_last_step_validated_and_saved(timed: Path) -> None:
+    run = timed
+    assert metrics(run, "train")[-1]["seconds"] < 60 * MINUTES + 60  # exact ends are tested with a simulated clock
     recipe = recipe_of(run)
     points, last = recipe.schedule.points, recipe.training.max_steps
     assert recipe.schedule.kind == "timed" and points[-1] == (last, recipe.schedule.min_ratio)
@@ -79,13 +107,12 @@ def test_it_ends_on_time_with_the_decay_done_and_the_last_step_validated_and_sav
 
 
 def test_a_run_of_the_recipe_that_it_wrote_repeats_it_to_the_bit_without_a_clock(
-    start: Callable[..., Path], cli: Cli, text_file: Path, tmp_path: Path
+    timed: Path, cli: Cli, text_file: Path, tmp_path: Path
 ) -> None:
-    run = start("run")
-    again = cli("train", "--config", run / "recipe.yaml", "--data", text_file, "--out", tmp_path / "again")
+    again = cli("train", "--config", timed / "recipe.yaml", "--data", text_file, "--out", tmp_path / "again")
     assert again.code == 0, again.err
-    assert weights_of(tmp_path / "again") == weights_of(run)
-    assert metrics(tmp_path / "again", "valid")[-1]["loss"] == metrics(run, "valid")[-1]["loss"]
+    assert weights_of(tmp_path / "again") == weights_of(timed)
+    assert metrics(tmp_path / "again", "valid")[-1]["loss"] == metrics(timed, "valid")[-1]["loss"]
 
 
 def test_a_run_that_is_broken_off_in_its_decay_goes_on_along_the_same_line(
@@ -112,8 +139,8 @@ def test_a_run_that_is_broken_off_in_its_decay_goes_on_along_the_same_line(
     assert weights_of(tmp_path / "again") == weights_of(run)
 
 
-def test_resume_with_minutes_plans_the_rest(start: Callable[..., Path], cli: Cli) -> None:
-    run = start("run")
+def test_resume_with_minutes_plans_the_rest(timed_copy: Path, cli: Cli) -> None:
+    run = timed_copy
     first = recipe_of(run)
     outcome = cli("train", "--resume", "--out", run, "--minutes", MINUTES)
     assert outcome.code == 0 and "plan for" not in outcome.err, "the model is that of the run"
@@ -122,8 +149,8 @@ def test_resume_with_minutes_plans_the_rest(start: Callable[..., Path], cli: Cli
     assert second.schedule.points[0][0] > first.training.max_steps  # its rate was high again before it fell
 
 
-def test_steps_given_later_take_the_place_of_the_clock(start: Callable[..., Path], cli: Cli) -> None:
-    run = start("run")
+def test_steps_given_later_take_the_place_of_the_clock(timed_copy: Path, cli: Cli) -> None:
+    run = timed_copy
     steps = recipe_of(run).training.max_steps + 5
     assert cli("train", "--resume", "--out", run, "--max-steps", steps).code == 0
     recipe = recipe_of(run)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from safetensors.torch import load_file
 import tformer
 from tests.quick import first_is_quick
 from tformer.checkpoint.resolve import resolve_checkpoint
+from tformer.cli.app import main
 
 Cli = Callable[..., Any]
 RECIPE = """\
@@ -54,9 +52,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"prompt": f"{a}:", "chosen": b, "rejected": b.upper()} for a, b in texts[:60]]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "recipe.yaml").write_text(RECIPE)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    words = ("--config", "recipe.yaml", "--data", "text.jsonl", "--out", "base")
-    subprocess.run([sys.executable, "-m", "tformer", "train", *words], cwd=folder, env=environment, check=True)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setenv("TFORMER_CACHE", str(folder / "cache"))
+        patch.chdir(folder)
+        main(["train", "--config", "recipe.yaml", "--data", "text.jsonl", "--out", "base"])
+    assert ended.value.code == 0
     return folder
 
 

@@ -257,7 +257,7 @@ def test_windows_are_evenly_spread(num_tokens: int, seq_len: int, share: float) 
     assert places[0] == 0 and max(gaps, default=1) - min(gaps, default=1) <= 1
 
 
-@first_is_quick("kind", ["labels", "images", "masked", "sentences"], quick=2)
+@first_is_quick("kind", ["labels", "images", "masked", "sentences"])
 def test_every_kind_of_data_is_read_in_part(kind: str, cli: Cli, tmp_path: Path, text_file: Path) -> None:
     words: list[object] = ["--set", "model.d_model=32"]
     if kind == "images":
@@ -361,9 +361,7 @@ def test_any_decoded_output_is_better_than_none() -> None:
 # --- how often -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("every", "expected"), [("0.25", [3, 6, 9, 12]), ("0.9", [10, 12]), ("0.01", list(range(1, 13)))]
-)
+@first_is_quick(("every", "expected"), [("0.9", [10, 12]), ("0.25", [3, 6, 9, 12]), ("0.01", list(range(1, 13)))])
 def test_a_share_of_all_steps_between_validations(every: str, expected: list[int], tiny: Cli) -> None:
     succeed(tiny("--out", "run", "--set", f"training.eval_every={every}", "--set", "training.sample_every=0"))
     assert [record["step"] for record in metrics(Path("run"))] == expected
