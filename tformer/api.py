@@ -281,9 +281,10 @@ class Run(Loaded):
             classifier = reader_of(prepared)(prepared, batch_size=chosen.batch_size, views=chosen.views)
             if is_table:
                 each = _texts_of_table(inputs, chosen, classifier)
-            for alone in (replace(chosen, **given) for given in _as_options(each, images=classifier.reads_images)):
-                alone.check()
-                alone.check_model(classifier)
+            defaults = {field.name: field.default for field in fields(chosen) if field.name in OF_TABLES}
+            for given in _as_options(each, images=classifier.reads_images):
+                replace(chosen, **given | defaults).check()
+                replace(chosen, **given).check_model(classifier)
             if not each:
                 return []
             if classifier.reads_images:
