@@ -18,8 +18,9 @@ import pytest
 import torch
 
 import tformer
+from tformer import api
 from tformer.nn.classification_heads import POOLINGS
-from tformer.support.errors import InputError
+from tformer.support.errors import Caution, InputError
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "two", "dogs", "run"]
 TEXTS = [" ".join(WORDS[start : start + 4]) for start in range(8)] * 6
@@ -164,6 +165,11 @@ def test_quantizing_that_does_not_pay_is_a_warning(
         with pytest.warns(UserWarning, match=note) as caught:
             call(quantize="int8")
         assert caught[0].filename == __file__
+
+
+def test_a_note_is_a_warning_by_its_type_and_not_by_its_words(recwarn: pytest.WarningsRecorder) -> None:
+    api._warn(["--quantize int8", Caution("--top-k 3"), "positions 8"], stacklevel=1)
+    assert [str(each.message) for each in recwarn] == ["top_k 3"]
 
 
 def test_a_cut_text_is_a_warning(classifier: tformer.Run) -> None:

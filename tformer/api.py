@@ -68,7 +68,7 @@ from tformer.inside.patching import AblationReport, PatchReport
 from tformer.inside.tokens import TokenReport
 from tformer.loading import Loaded
 from tformer.support.device import default_cache_dir, resolve_device, use_one_thread_after_fork
-from tformer.support.errors import InputError
+from tformer.support.errors import Caution, InputError
 from tformer.support.formatting import shortened
 from tformer.support.keywords import flags_as_keywords, from_keywords, with_keywords
 from tformer.support.processes import ScratchFolder, process_lock
@@ -94,7 +94,6 @@ if TYPE_CHECKING:
 
 INPUTS = (str, os.PathLike, tuple)  # of a classifier: texts, images, pairs of texts
 SHOWN_CHARACTERS = 60
-CAUTIONS = ("--quantize", "positions ")  # the first words of notes that are warnings in Python
 OF_TABLES = dict.fromkeys(
     ("text_column", "text2_column", "invalid_utf8", "encoding", "delimiter", "quotes"), "texts are given as strings"
 )
@@ -651,7 +650,7 @@ def _as_options(inputs: Iterable[Any], *, images: bool) -> Iterator[dict[str, An
 def _warn(notes: Iterable[str], *, stacklevel: int) -> None:
     """Warn of what commands say of options that do not pay and of positions that were not trained, each text once."""
     for note in dict.fromkeys(notes):
-        if note.startswith(CAUTIONS):
+        if isinstance(note, Caution):
             warnings.warn(with_keywords(note), stacklevel=stacklevel)
 
 

@@ -35,7 +35,7 @@ from tformer.objectives import OBJECTIVES
 from tformer.optim.shards import Shards, is_spread, local
 from tformer.recipe.recipe import Recipe, check_special_ids, with_roles
 from tformer.support.device import bound_products
-from tformer.support.errors import InputError
+from tformer.support.errors import Caution, InputError
 from tformer.support.formatting import kind_of, listed, short_hash
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.special import DecoderTokens, decoder_tokens
@@ -111,19 +111,19 @@ class Loaded:
             raise InputError(f"ids: found {wrong[0]}, expected 0 to {tokenizer.vocab_size - 1}")
         return tokenizer.decode(numbers)
 
-    def untrained_positions(self, length: int, target_length: int | None = None) -> list[str]:
+    def untrained_positions(self, length: int, target_length: int | None = None) -> list[Caution]:
         """Notes on the learned positions that a text of this length reads and the run did not train; [] without.
 
         target_length: the number of tokens that the decoder beside an encoder reads; None: as many.
         """
-        recipe, found = self.recipe, []
+        recipe, found = self.recipe, list[Caution]()
         for side, stack in recipe.model.stacks.items():
             beside = side == "decoder" and recipe.model.is_encoder_decoder
             trained = recipe.target_seq_len if beside else recipe.seq_len
             read = target_length if beside and target_length is not None else length
             if stack.positions.module.fixed_length and trained < read and recipe.model.patches is None:
                 above = f"positions {trained} and above of model.{side} are {stack.positions.kind}"
-                found.append(f"{above}, and this run did not train them: it read at most {trained} tokens")
+                found.append(Caution(f"{above}, and this run did not train them: it read at most {trained} tokens"))
         return found
 
     @property

@@ -28,7 +28,7 @@ from tformer.nn.heads import VocabularyHead
 from tformer.nn.linear import Linear
 from tformer.nn.products import Product, Quantize, is_possible, prepare_product
 from tformer.support.device import DTYPES, MIN_SPEEDUP, device_name, has_bf16_instructions, keep_freed_memory
-from tformer.support.errors import InputError, did_you_mean
+from tformer.support.errors import Caution, InputError, did_you_mean
 
 WORTH_A_BUILD = 2**22
 """Kernels that were not compiled before are compiled for models with at least this number of parameters."""
@@ -112,7 +112,7 @@ def _seconds_in_turns(first: Product, second: Product, x: torch.Tensor) -> tuple
 
 def _note_on_quantizing(
     model: Transformer, dtype: torch.dtype, kind: Quantize, rows: int | None, kernels: Kernels | None
-) -> str | None:
+) -> Caution | None:
     """A note where products in 8 or 4 bits are hardly faster here, measured once per shape; None: they are faster."""
     weights = [weight for each in model.modules() if isinstance(each, Linear) for weight in each.parameters(False)]
     shapes = Counter((len(weight), weight.shape[1]) for weight in weights if weight.ndim == 2)
@@ -124,7 +124,7 @@ def _note_on_quantizing(
     if plain >= MIN_SPEEDUP * narrow:
         return None
     found = f"{narrow / plain:.1f} times as long" if narrow > plain else "about as long"
-    return f"--quantize {kind} does not pay here: products of this model take {found} with it; leave it out"
+    return Caution(f"--quantize {kind} does not pay here: products of this model take {found} with it; leave it out")
 
 
 @cache

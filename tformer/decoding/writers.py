@@ -32,7 +32,7 @@ from tformer.nn.products import row_class
 from tformer.recipe.recipe import Recipe
 from tformer.support.decoding import Use
 from tformer.support.device import resolve_device
-from tformer.support.errors import InputError
+from tformer.support.errors import Caution, InputError
 from tformer.tokenizer import Tokenizer
 from tformer.tokenizer.chat import ChatTemplate, Message
 from tformer.workers.work import ShouldStop, never
@@ -157,7 +157,7 @@ class Reach:
         counts = {note: total(self.counts[note]) for note in dict.fromkeys(note for notes in longest for note in notes)}
         texts = total(self.texts)
         return [
-            note if texts == 1 else f"{note}; {count:,} of {texts:,} texts read them"
+            note if texts == 1 else Caution(f"{note}; {count:,} of {texts:,} texts read them")
             for note, count in counts.items()
             if count
         ]

@@ -32,6 +32,10 @@ class InputError(TformerError):
     exit_code = 2
 
 
+class Caution(str):
+    """A note for the user that is also a warning in Python."""
+
+
 class InputErrors(InputError):
     """Several input errors, one per line."""
 
