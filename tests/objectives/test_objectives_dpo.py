@@ -97,7 +97,8 @@ def test_loss_gradients_and_rewards_are_the_formula_in_fp64(options: DpoOptions)
     sums = {"chosen_reward": rewards[:4].sum(), "rejected_reward": rewards[4:].sum(),
             "margin": (rewards[:4] - rewards[4:]).sum(), "accuracy": (rewards[:4] > rewards[4:]).sum()}  # fmt: skip
     for metric, value in sums.items():
-        assert float(result.metrics[f"mean {metric}"]) == pytest.approx(float(value), rel=1e-9)
+        assert float(result.metrics[metric].sum) == pytest.approx(float(value), rel=1e-9)
+        assert result.metrics[metric].is_logged and result.metrics[metric].count == 4
 
 
 @pytest.mark.parametrize(("loss", "beta", "expected", "gradient"), BY_TRL)
@@ -120,7 +121,7 @@ def test_a_base_beside_the_model_is_the_reference_of_one_without_adapters() -> N
     objective.base = base
     found = objective.loss(merged, batch_of("dpo"))
     assert found.terms["lm"].sum.item() == pytest.approx(expected.terms["lm"].sum.item(), rel=1e-5)
-    assert float(found.metrics["mean margin"]) == pytest.approx(float(expected.metrics["mean margin"]), rel=1e-4)
+    assert float(found.metrics["margin"].sum) == pytest.approx(float(expected.metrics["margin"].sum), rel=1e-4)
 
 
 def test_untrained_adapters_have_the_loss_of_a_guess_and_dropout_adds_no_noise() -> None:
@@ -131,7 +132,7 @@ def test_untrained_adapters_have_the_loss_of_a_guess_and_dropout_adds_no_noise()
                 parameter.zero_()
     result = make("dpo", weight=1.0).loss(model.train(), batch_of("dpo"))
     assert result.terms["lm"].sum.item() == pytest.approx(4 * np.log(2), abs=1e-12)
-    assert float(result.metrics["mean accuracy"]) == float(result.metrics["mean margin"]) == 0
+    assert float(result.metrics["accuracy"].sum) == float(result.metrics["margin"].sum) == 0
 
 
 def test_without_adapters_a_model_is_its_base_and_afterwards_itself() -> None:

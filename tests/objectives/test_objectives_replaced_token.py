@@ -100,11 +100,12 @@ def test_the_terms_are_those_of_the_paper() -> None:
     detection = F.binary_cross_entropy_with_logits(scores[real], replaced[real])
     torch.testing.assert_close(total_loss(result.terms), 2.0 * masked_lm + 50.0 * detection)
     assert list(result.terms) == ["replaced_token", "generator"]
-    assert result.metrics["count"] == batch.num_tokens == real.sum()
-    assert result.metrics["correct"] == ((scores > 0) == replaced.bool())[real].sum()
-    assert result.metrics["generator.count"] == 12
-    assert result.metrics["replaced.count"] == replaced.sum()
-    assert not any(value.requires_grad for value in result.metrics.values())
+    assert list(result.metrics) == ["accuracy", "replaced_accuracy", "generator_accuracy"]
+    assert result.metrics["accuracy"].count == batch.num_tokens == real.sum()
+    assert result.metrics["accuracy"].sum == ((scores > 0) == replaced.bool())[real].sum()
+    assert result.metrics["generator_accuracy"].count == 12
+    assert result.metrics["replaced_accuracy"].count == replaced.sum()
+    assert not any(metric.sum.requires_grad for metric in result.metrics.values())
 
 
 def test_equal_seeds_draw_equal_replacements() -> None:
@@ -117,11 +118,11 @@ def test_a_token_that_the_generator_gets_right_counts_as_original() -> None:
     mask = torch.tensor([[True, True, True, False]])
     found = detection_terms(torch.tensor([[3.0, -2.0, 1.0, 9.0]]), replaced, mask)
     expected = F.softplus(torch.tensor([-3.0, -2.0, 1.0])).sum()
-    torch.testing.assert_close(found["nll_sum"], expected)
-    assert (found["correct"], found["count"], found["found"]) == (2, 3, 1)
+    torch.testing.assert_close(found.nll, expected)
+    assert (found.correct, found.count, found.found) == (2, 3, 1)
     batch, _, discriminator, result = run()
     same = discriminator.seen["input_ids"] == original(batch)
-    assert result.metrics["replaced.count"] == (~same).sum()
+    assert result.metrics["replaced_accuracy"].count == (~same).sum()
 
 
 def test_no_gradient_goes_through_the_draw() -> None:
@@ -168,7 +169,8 @@ def test_generator_and_discriminator_learn_together_through_shared_embeddings() 
         total_loss(result.terms).backward()
         optimizer.step()
         losses.append([(term.sum / term.count).item() for term in result.terms.values()])
-        found.append([int(result.metrics[f"replaced.{name}"]) for name in ("correct", "count")])
+        replaced_accuracy = result.metrics["replaced_accuracy"]
+        found.append([int(replaced_accuracy.sum), int(replaced_accuracy.count)])
     detection, masked_lm = np.array(losses).T
     assert detection[:3].mean() > 0.5 and detection[-10:].mean() < 0.15
     assert masked_lm[:3].mean() > 2.8 and masked_lm[-10:].mean() < 2.0

@@ -126,7 +126,7 @@ def evaluate_lm(
     def sums_of(batch: list[Window]) -> torch.Tensor:
         result = objective.loss(model, load_batch(corpus, batch, document_mask=document_mask).to(device))
         loss = torch.stack([term.weight * term.sum for term in result.terms.values()]).sum()
-        return torch.stack([loss, result.metrics["nll_sum"], result.metrics["correct"]]).double()
+        return torch.stack([loss, result.metrics["nll"].sum, result.metrics["accuracy"].sum]).double()
 
     began = time.perf_counter()
     with inference(model):

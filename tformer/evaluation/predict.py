@@ -10,7 +10,6 @@ Shapes: N samples, L labels, B samples of a batch, T tokens, P positions.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -27,7 +26,7 @@ from tformer.decoding.inference import inference
 from tformer.metrics.text import perplexity
 from tformer.nn.heads import ModelOutput
 from tformer.nn.losses import IGNORED_LABEL
-from tformer.objectives.base import MEAN, Objective
+from tformer.objectives.base import Objective
 from tformer.support.errors import InputError, require_finite
 from tformer.support.processes import process_lock
 from tformer.workers.work import QUIET, Work
@@ -169,53 +168,45 @@ def length_sorted_batches(
         start += count
 
 
+Sums = tuple[float, float]
+"""A sum, and the count that it is divided by."""
+
+
 @dataclass
 class Tally:
-    """Sums over batches of an objective's terms and metrics.
+    """Sums over batches: of an objective's terms, with their weights, and of its metrics; the number of examples."""
 
-    Attributes:
-        sums: "term NAME.sum" and "term NAME.count" of each term, and the objective's metrics.
-        weights: of the terms.
-        examples: number of examples.
-        predicts_tokens: whether the sums have a perplexity.
-    """
-
-    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    terms: dict[str, Sums] = field(default_factory=dict)
+    sums: dict[str, Sums] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
     examples: int = 0
-    predicts_tokens: bool = False
 
     def add(self, other: Tally) -> None:
         """Add the sums of another tally."""
-        for name, value in other.sums.items():
-            self.sums[name] += value
+        for own, added in ((self.terms, other.terms), (self.sums, other.sums)):
+            for name, (part, count) in added.items():
+                before = own.get(name, (0.0, 0.0))
+                own[name] = (before[0] + part, before[1] + count)
         self.weights |= other.weights
         self.examples += other.examples
-        self.predicts_tokens |= other.predicts_tokens
 
     def metrics(self) -> dict[str, float]:
         """The metrics (NaN without examples).
 
         - loss: sum over the terms of weight * sum / count, as in training but without dropout and augmentation;
         - <term>_loss: sum / count, where there are several terms;
-        - accuracy, and <name>_accuracy for each further part that reports one (next_sentence, generator);
-        - the means that the objective names, such as margin;
+        - the metrics of the objective, such as accuracy and margin;
         - perplexity where tokens are predicted, never smoothed;
         - examples: number of examples.
         """
-        sums, weights = defaultdict(float, self.sums), self.weights
-        losses = {name: _ratio(sums[f"term {name}.sum"], sums[f"term {name}.count"]) for name in weights}
-        metrics = {"loss": sum(weights[name] * loss for name, loss in losses.items()) if losses else float("nan")}
+        losses = {name: _ratio(*sums) for name, sums in self.terms.items()}
+        total = sum(self.weights[name] * loss for name, loss in losses.items()) if losses else float("nan")
+        metrics = {"loss": total}
         if len(losses) > 1:
             metrics |= {f"{name}_loss": loss for name, loss in losses.items()}
-        for name in list(sums):
-            if name.endswith("correct"):
-                prefix = name.removesuffix("correct")
-                metrics[f"{prefix.replace('.', '_')}accuracy"] = _ratio(sums[name], sums[f"{prefix}count"])
-        means = {name.removeprefix(MEAN): value for name, value in sums.items() if name.startswith(MEAN)}
-        metrics |= {name: _ratio(value, sums["count"]) for name, value in means.items()}
-        if self.predicts_tokens:
-            metrics["perplexity"] = perplexity(_ratio(sums["nll_sum"], sums["count"]))
+        metrics |= {name: _ratio(*sums) for name, sums in self.sums.items()}
+        if "nll" in metrics:
+            metrics["perplexity"] = perplexity(metrics.pop("nll"))
         return metrics | {"examples": self.examples}
 
 
@@ -248,12 +239,12 @@ def tally_objective(
         torch.manual_seed(derive_key("evaluation", seed, number))
         batch = objective.collate(samples.examples(0, indices), rng=draw, training=False)
         result = objective.loss(model, batch.to(device))
-        sums, weights = dict[str, float](), dict[str, float]()
-        for name, term in result.terms.items():
-            sums |= {f"term {name}.sum": float(term.sum), f"term {name}.count": float(term.count)}
-            weights[name] = term.weight
-        sums |= {name: float(value) for name, value in result.metrics.items()}
-        return Tally(sums, weights, len(indices), any(member.predicts_tokens for member in objective.members))
+        return Tally(
+            {name: (float(term.sum), float(term.count)) for name, term in result.terms.items()},
+            {name: (float(metric.sum), float(metric.count)) for name, metric in result.metrics.items()},
+            {name: term.weight for name, term in result.terms.items()},
+            len(indices),
+        )
 
     with inference(model), _DRAWS, torch.random.fork_rng([device] if device.type == "cuda" else []):
         batches = length_sorted_batches(samples, batch_size=batch_size, batch_tokens=batch_tokens)

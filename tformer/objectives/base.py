@@ -44,9 +44,6 @@ answers of which one was preferred.
 WINDOWED: frozenset[DataKind] = frozenset({"text", "masked_text"})
 """The kinds that are cut into windows, as `data.packing` says."""
 
-MEAN = "mean "
-"""Begins the names of metrics of an objective that are sums over the examples of its only term."""
-
 TOKEN_HINTS = {
     "mask": ("a mask token ([MASK] or <mask>)", "--template bert, roberta or seq2seq (tokenizer.train.template)"),
     "sentinels": ("sentinels (<extra_id_0>, ...)", "--template t5, or set tokenizer.train.sentinels"),
@@ -95,11 +92,20 @@ class Term:
 
 
 @dataclass(frozen=True)
+class Metric:
+    """A mean that adds up over batches: `sum` (without gradient) over `count`. is_logged: in training too."""
+
+    sum: Tensor
+    count: Tensor | int
+    is_logged: bool = False
+
+
+@dataclass(frozen=True)
 class LossResult:
-    """The terms by name, and metrics: sums without gradient, which add up over batches."""
+    """The terms by name, and the metrics by the names of reports; of predicted tokens "nll", for the perplexity."""
 
     terms: dict[str, Term]
-    metrics: dict[str, Tensor]
+    metrics: dict[str, Metric]
 
 
 @dataclass(frozen=True)
@@ -309,13 +315,13 @@ class TokenObjective(Objective):
         return {self.head.kind: int((batch.labels != IGNORED_LABEL).sum())}
 
     def terms(self, output: Any, batch: Batch) -> LossResult:
-        """One term. Metrics: nll_sum (never smoothed), correct and count."""
+        """One term. Metrics: nll (never smoothed) and accuracy."""
         loss_sum, nll_sum, count, correct = output.loss_terms(
             self.head.kind, batch.labels, num_labels=batch.num_labels, **self.smoothing
         )
         return LossResult(
             terms={self.head.kind: Term(loss_sum, count, self.options.weight)},
-            metrics={"nll_sum": nll_sum, "correct": correct, "count": count},
+            metrics={"nll": Metric(nll_sum, count), "accuracy": Metric(correct, count)},
         )
 
     def soft_loss(

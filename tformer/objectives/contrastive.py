@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from tformer.data.batching.batch import Batch
 from tformer.nn.classification_heads import EmbeddingHeadOptions
 from tformer.nn.options import require, require_positive
-from tformer.objectives.base import CheckedOptions, LossResult, Objective, Term
+from tformer.objectives.base import CheckedOptions, LossResult, Metric, Objective, Term
 from tformer.objectives.collate import pad_examples
 from tformer.objectives.labelled import LabelledObjective
 
@@ -89,11 +89,9 @@ class VectorObjective(Objective):
             unit_RD = F.normalize(vectors_RD[:, :width].float(), dim=-1)
             found.append(self.compare(unit_RD[:pairs], unit_RD[pairs:], batch))
         total = torch.stack([one for one, _ in found]).mean()
-        metrics = {name: value.detach() for name, value in found[0][1].items()}
-        metrics["count"] = torch.full((), pairs, device=total.device)
-        return LossResult({self.head.kind: Term(total, pairs, self.options.weight)}, metrics)
+        return LossResult({self.head.kind: Term(total, pairs, self.options.weight)}, metrics=found[0][1])
 
-    def compare(self, a_BD: Tensor, b_ND: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def compare(self, a_BD: Tensor, b_ND: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Metric]]:
         """(sum of the loss over the pairs, metrics) of vectors of length 1; b: of second texts, and negatives."""
         raise NotImplementedError
 
@@ -111,7 +109,7 @@ class Contrastive(VectorObjective):
     shown_metrics: ClassVar[Mapping[str, str]] = {"mrr": "MRR {:.4f}"}
     predicts = "which second text of the batch belongs to the first"
 
-    def compare(self, a_BD: Tensor, b_ND: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def compare(self, a_BD: Tensor, b_ND: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Metric]]:
         assert batch.input_ids is not None
         pairs, pairs_B = len(a_BD), torch.arange(len(a_BD), device=a_BD.device)
         text_R = torch.unique(batch.input_ids, dim=0, return_inverse=True)[1]
@@ -119,9 +117,8 @@ class Contrastive(VectorObjective):
         equal_BN = second_N[:pairs, None] == second_N
         equal_BN[:, :pairs] |= first_B[:, None] == first_B
         scores_BN = (self.options.scale * a_BD @ b_ND.T).masked_fill(equal_BN.fill_diagonal_(False), -torch.inf)
-        return F.cross_entropy(scores_BN, pairs_B, reduction="sum"), {
-            "correct": (scores_BN.argmax(dim=1) == pairs_B).sum()
-        }
+        correct = (scores_BN.argmax(dim=1) == pairs_B).sum()
+        return F.cross_entropy(scores_BN, pairs_B, reduction="sum"), {"accuracy": Metric(correct, pairs)}
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from tformer.nn.heads import LmHeadOptions
 from tformer.nn.lora import without_adapters
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.options import require, require_positive
-from tformer.objectives.base import MEAN, CheckedOptions, LossResult, Objective, Term
+from tformer.objectives.base import CheckedOptions, LossResult, Metric, Objective, Term
 from tformer.objectives.chat import InstructionTuning, answer_labels
 from tformer.objectives.collate import pad_shifted
 
@@ -82,8 +82,7 @@ class Dpo(Objective):
         chosen_B, rejected_B = (self.options.beta * ratios_2B.detach()).chunk(2)
         means = {"accuracy": (chosen_B > rejected_B).to(chosen_B.dtype), "margin": chosen_B - rejected_B}
         means |= {"chosen_reward": chosen_B, "rejected_reward": rejected_B}
-        metrics = {MEAN + name: value.sum() for name, value in means.items()}
-        metrics["count"] = torch.full((), len(losses_B), device=losses_B.device)
+        metrics = {name: Metric(value.sum(), len(losses_B), is_logged=True) for name, value in means.items()}
         return LossResult({self.head.kind: Term(losses_B.sum(), len(losses_B), self.options.weight)}, metrics)
 
     def log_probabilities(self, model: Any, batch: Batch) -> Tensor:

@@ -47,6 +47,7 @@ from tformer.objectives.base import (
     DataKind,
     ImageContext,
     LossResult,
+    Metric,
     Objective,
     ObjectiveContext,
     Term,
@@ -177,10 +178,7 @@ class SingleLabel(LabelledObjective):
         return replace(batch, pixel_values=pixels, labels=labels)
 
     def terms(self, output: Any, batch: Batch) -> LossResult:
-        """One term. Metrics: nll_sum (neither smoothed nor weighted), correct and count.
-
-        For a mixed image, `correct` is the share of the predicted class in the mixture.
-        """
+        """One term. Metric: accuracy, for a mixed image the share of the predicted class in the mixture."""
         labels, scores_BL = batch.labels, output.head(self.head.kind)
         assert labels is not None
         mixed = labels.ndim == 2  # [B, L], shares of the classes; else [B]
@@ -192,12 +190,11 @@ class SingleLabel(LabelledObjective):
             scores_BL, labels, weight=self.weights_L, reduction="none", label_smoothing=self.options.label_smoothing
         )
         with torch.no_grad():
-            nll_sum = F.cross_entropy(scores_BL, labels, reduction="sum")
             guesses_B = scores_BL.argmax(dim=-1)
             correct = (labels.gather(1, guesses_B[:, None]) if mixed else guesses_B == labels).sum()
         return LossResult(
             terms={self.head.kind: Term(loss_B.sum(), len(labels), self.options.weight)},
-            metrics={"nll_sum": nll_sum, "correct": correct, "count": guesses_B.new_full((), len(labels))},
+            metrics={"accuracy": Metric(correct, len(labels))},
         )
 
     def soft_loss(
@@ -247,7 +244,7 @@ class MultiLabel(LabelledObjective):
         return {self.head.kind: batch.labels.numel()}
 
     def terms(self, output: Any, batch: Batch) -> LossResult:
-        """One term, per decision. Metrics: nll_sum, correct (decisions) and count."""
+        """One term, per decision. Metric: accuracy of decisions."""
         labels_BL = batch.labels
         assert labels_BL is not None
         scores_BL = output.head(self.head.kind)
@@ -256,7 +253,7 @@ class MultiLabel(LabelledObjective):
         count = labels_BL.numel()
         return LossResult(
             terms={self.head.kind: Term(loss_sum, count, self.options.weight)},
-            metrics={"nll_sum": loss_sum.detach(), "correct": correct, "count": correct.new_full((), count)},
+            metrics={"accuracy": Metric(correct, count)},
         )
 
     def soft_loss(
@@ -286,19 +283,12 @@ class Regression(LabelledObjective):
     unused_keys = (*LabelledObjective.unused_keys, "data.label_separator", "data.labels")
 
     def terms(self, output: Any, batch: Batch) -> LossResult:
-        """One term, in squared units. Metrics: squared_error_sum, absolute_error_sum and count."""
+        """One term, in squared units, and no metric."""
         labels_B = batch.labels
         assert labels_B is not None
         error_B = output.head(self.head.kind).squeeze(-1) - labels_B
         loss_sum = error_B.square().sum()
-        return LossResult(
-            terms={self.head.kind: Term(loss_sum, len(labels_B), self.options.weight)},
-            metrics={
-                "squared_error_sum": loss_sum.detach(),
-                "absolute_error_sum": error_B.detach().abs().sum(),
-                "count": torch.full((), len(labels_B), device=labels_B.device),
-            },
-        )
+        return LossResult({self.head.kind: Term(loss_sum, len(labels_B), self.options.weight)}, metrics={})
 
     def soft_loss(
         self, student: ModelOutput, teacher: ModelOutput, batch: Batch, *, temperature: float, order_L: Tensor | None

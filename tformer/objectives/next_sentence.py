@@ -20,7 +20,7 @@ from tformer.data.batching.batch import Batch
 from tformer.data.shards.corpus import Example
 from tformer.nn.classification_heads import NextSentenceHeadOptions
 from tformer.nn.heads import ModelOutput
-from tformer.objectives.base import CheckedOptions, LossResult, Objective, Term, class_soft_loss
+from tformer.objectives.base import CheckedOptions, LossResult, Metric, Objective, Term, class_soft_loss
 from tformer.objectives.collate import pad_samples
 from tformer.objectives.masked_lm import UNUSED_BY_ENCODERS
 
@@ -48,17 +48,14 @@ class NextSentence(Objective):
         return {self.head.kind: len(_labels(batch))}
 
     def terms(self, output: Any, batch: Batch) -> LossResult:
-        """One term. Metrics: next_sentence.nll_sum, .correct and .count."""
+        """One term. Metric: next_sentence_accuracy."""
         name, labels_B = self.head.kind, _labels(batch)
         logits_B2 = output.head(name)
         loss_sum = F.cross_entropy(logits_B2, labels_B, reduction="sum")
+        correct = (logits_B2.argmax(dim=-1) == labels_B).sum()
         return LossResult(
             terms={name: Term(loss_sum, len(labels_B), self.options.weight)},
-            metrics={
-                f"{name}.nll_sum": loss_sum.detach(),
-                f"{name}.correct": (logits_B2.argmax(dim=-1) == labels_B).sum(),
-                f"{name}.count": labels_B.new_full((), len(labels_B)),
-            },
+            metrics={f"{name}_accuracy": Metric(correct, len(labels_B))},
         )
 
     def soft_loss(

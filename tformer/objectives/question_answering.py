@@ -22,7 +22,7 @@ from tformer.nn.heads import ModelOutput
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.options import require
 from tformer.nn.soft_targets import soft_cross_entropy
-from tformer.objectives.base import CheckedOptions, LossResult, Objective, Term
+from tformer.objectives.base import CheckedOptions, LossResult, Metric, Objective, Term
 from tformer.objectives.labelled import LabelledObjective
 from tformer.objectives.token_classification import TokenClassification
 
@@ -41,7 +41,7 @@ class QuestionAnswering(TokenClassification):
     label_count = LabelledObjective.label_count  # windows
 
     def terms(self, output: Any, batch: Batch) -> LossResult:
-        """One term. Metrics: nll_sum, correct (both borders) and count."""
+        """One term. Metric: accuracy of both borders."""
         labels_BT = batch.labels
         assert labels_BT is not None
         scores_BT2 = self._scores(output, batch)
@@ -52,7 +52,7 @@ class QuestionAnswering(TokenClassification):
         correct = (scores_BT2.argmax(dim=1) == borders_B2).all(dim=1).sum()
         return LossResult(
             terms={self.head.kind: Term(loss, count, self.options.weight)},
-            metrics={"nll_sum": loss.detach(), "correct": correct, "count": count},
+            metrics={"accuracy": Metric(correct, count)},
         )
 
     def soft_loss(

@@ -30,7 +30,7 @@ from tformer.nn.classification_heads import ReplacedTokenHeadOptions
 from tformer.nn.heads import MaskedLmHeadOptions
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.options import require, require_positive
-from tformer.objectives.base import LossResult, Objective, ObjectiveContext, Term
+from tformer.objectives.base import LossResult, Metric, Objective, ObjectiveContext, Term
 from tformer.objectives.masked_lm import UNUSED_BY_ENCODERS, MaskedLm, MaskedLmOptions
 
 MASKED_LM = MaskedLmHeadOptions.kind
@@ -89,14 +89,15 @@ class ReplacedToken(Objective):
         return {self.head.kind: batch.num_tokens, GENERATOR: self.masked_lm.label_count(batch)[MASKED_LM]}
 
     def loss(self, model: Callable[..., Any], batch: Batch) -> LossResult:
-        """Two terms, in nats. Metrics: nll_sum, correct and count of the detection; generator.nll_sum, .correct and
-        .count of the masked LM; replaced.correct and .count of the replaced tokens alone, since most are original.
+        """Two terms, in nats. Metrics: accuracy of the detection and generator_accuracy of the masked LM.
+
+        replaced_accuracy is that of the replaced tokens alone, since most are original.
         """
         assert self.generator is not None and batch.input_ids is not None and batch.labels is not None
         inputs = batch.model_inputs()
         masked_BT = batch.labels != IGNORED_LABEL
         generated = self.generator(**inputs)
-        loss_sum, nll_sum, count, correct = generated.loss_terms(MASKED_LM, batch.labels, num_labels=batch.num_labels)
+        loss_sum, _, count, correct = generated.loss_terms(MASKED_LM, batch.labels, num_labels=batch.num_labels)
         with torch.no_grad():
             chunks = generated.logit_chunks(MASKED_LM, masked_BT, count=batch.num_labels)
             drawn = torch.cat(self._draw(chunks, batch))
@@ -104,15 +105,16 @@ class ReplacedToken(Objective):
         replaced_BT = masked_BT & (corrupted_BT != batch.labels)
         output = model(**{**inputs, "input_ids": corrupted_BT})
         detection = detection_terms(output.head(self.head.kind), replaced_BT, batch.attention_mask)
-        own = {"nll_sum": nll_sum, "correct": correct, "count": count}
         return LossResult(
             terms={
-                self.head.kind: Term(detection["nll_sum"], detection["count"], self.options.weight),
+                self.head.kind: Term(detection.nll, detection.count, self.options.weight),
                 GENERATOR: Term(loss_sum, count, self.options.generator_weight),
             },
-            metrics={name: value.detach() for name, value in detection.items() if name != "found"}
-            | {"replaced.correct": detection["found"], "replaced.count": replaced_BT.sum()}
-            | {f"{GENERATOR}.{name}": value for name, value in own.items()},
+            metrics={
+                "accuracy": Metric(detection.correct, detection.count),
+                "replaced_accuracy": Metric(detection.found, replaced_BT.sum()),
+                f"{GENERATOR}_accuracy": Metric(correct, count),
+            },
         )
 
     def _draw(self, chunks: Iterator[Tensor], batch: Batch) -> list[Tensor]:
@@ -143,20 +145,27 @@ class ReplacedTokenOptions:
         require_positive(weight=self.weight, generator_weight=self.generator_weight)
 
 
-def detection_terms(logits_BT: Tensor, replaced_BT: Tensor, mask_BT: Tensor | None) -> dict[str, Tensor]:
-    """nll_sum (with gradient), correct and count of the detection over all tokens but padding.
+@dataclass(frozen=True)
+class Detection:
+    """Sums of the detection over all tokens but padding: `nll` with gradient; `found`: replaced ones detected."""
 
-    `found`: the number of replaced tokens that were detected.
-    """
+    nll: Tensor
+    correct: Tensor
+    count: Tensor
+    found: Tensor
+
+
+def detection_terms(logits_BT: Tensor, replaced_BT: Tensor, mask_BT: Tensor | None) -> Detection:
+    """The sums of the detection; mask: False for padding, None: there is none."""
     real_BT = torch.ones_like(replaced_BT) if mask_BT is None else mask_BT.bool()
     nll_BT = F.binary_cross_entropy_with_logits(logits_BT, replaced_BT.to(logits_BT.dtype), reduction="none")
     right_BT = (logits_BT > 0) == replaced_BT
-    return {
-        "nll_sum": nll_BT.where(real_BT, 0.0).sum(),
-        "correct": (right_BT & real_BT).sum(),
-        "count": real_BT.sum(),
-        "found": (right_BT & replaced_BT & real_BT).sum(),
-    }
+    return Detection(
+        nll_BT.where(real_BT, 0.0).sum(),
+        (right_BT & real_BT).sum(),
+        real_BT.sum(),
+        (right_BT & replaced_BT & real_BT).sum(),
+    )
 
 
 def draw_tokens(logits_NV: Tensor, uniform_N1: Tensor | None = None) -> Tensor:

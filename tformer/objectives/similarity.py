@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tformer.data.batching.batch import Batch
 from tformer.nn.options import require
-from tformer.objectives.base import Objective
+from tformer.objectives.base import Metric, Objective
 from tformer.objectives.contrastive import VectorObjective, VectorOptions
 
 
@@ -29,7 +29,7 @@ class Similarity(VectorObjective):
     metrics = ("loss", "pearson", "spearman")
     predicts = "the score of the pair, by the cosine of its vectors"
 
-    def compare(self, a_BD: Tensor, b_ND: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    def compare(self, a_BD: Tensor, b_ND: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Metric]]:
         labels_B, cosines_B = batch.labels, (a_BD * b_ND).sum(dim=-1)
         assert labels_B is not None
         if self.options.loss == "cosine":

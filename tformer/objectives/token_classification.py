@@ -23,7 +23,7 @@ from tformer.nn.classification_heads import TokenClassifierHeadOptions
 from tformer.nn.heads import HeadOptions, ModelOutput
 from tformer.nn.losses import IGNORED_LABEL
 from tformer.nn.soft_targets import soft_cross_entropy
-from tformer.objectives.base import IMAGE_KEYS, CheckedOptions, DataKind, LossResult, Objective, Term, in_order
+from tformer.objectives.base import IMAGE_KEYS, CheckedOptions, DataKind, LossResult, Metric, Objective, Term, in_order
 from tformer.objectives.labelled import LabelledObjective
 
 
@@ -60,18 +60,18 @@ class TokenClassification(LabelledObjective):
         return {self.head.kind: int((batch.labels != IGNORED_LABEL).sum())}
 
     def terms(self, output: Any, batch: Batch) -> LossResult:
-        """One term. Metrics: nll_sum (not smoothed), correct and count."""
+        """One term. Metric: accuracy of words."""
         scores_NL, labels_N = output.head(self.head.kind).flatten(0, 1), batch.labels
         assert labels_N is not None
         labels_N = labels_N.flatten()
-        sums = [
-            F.cross_entropy(scores_NL, labels_N, ignore_index=IGNORED_LABEL, reduction="sum", label_smoothing=smoothing)
-            for smoothing in (self.options.label_smoothing, 0.0)
-        ]
+        smoothing = self.options.label_smoothing
+        loss_sum = F.cross_entropy(
+            scores_NL, labels_N, ignore_index=IGNORED_LABEL, reduction="sum", label_smoothing=smoothing
+        )
         count, correct = (labels_N != IGNORED_LABEL).sum(), (scores_NL.argmax(dim=-1) == labels_N).sum()
         return LossResult(
-            terms={self.head.kind: Term(sums[0], count, self.options.weight)},
-            metrics={"nll_sum": sums[1].detach(), "correct": correct, "count": count},
+            terms={self.head.kind: Term(loss_sum, count, self.options.weight)},
+            metrics={"accuracy": Metric(correct, count)},
         )
 
     def soft_loss(

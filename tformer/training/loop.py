@@ -28,7 +28,7 @@ from tformer.data.batching.batch import Batch
 from tformer.metrics import HIGHER_IS_BETTER, lower_is_better
 from tformer.nn.structured_dropout import DropHead, LayerDrop, SharedDraws, TrainingStep, step_listeners
 from tformer.objectives import OBJECTIVES
-from tformer.objectives.base import MEAN, Objective, total_loss
+from tformer.objectives.base import Objective, total_loss
 from tformer.optim.schedules import build_schedule
 from tformer.optim.shards import Shards
 from tformer.recipe.recipe import Recipe
@@ -303,9 +303,9 @@ class Trainer:
         result = self.objective.loss(self.forward, batch)
         loss = total_loss(result.terms, totals)
         terms = result.terms if len(result.terms) > 1 else {}
-        parts = {name: term.sum.detach().float() / totals[name] for name, term in terms.items()}
-        means = {name: value for name, value in result.metrics.items() if name.startswith(MEAN)}
-        parts |= {name: value.float() / next(iter(totals.values())) for name, value in means.items()}
+        parts = {f"{name}_loss": term.sum.detach().float() / totals[name] for name, term in terms.items()}
+        logged = {name: metric for name, metric in result.metrics.items() if metric.is_logged}
+        parts |= {name: metric.sum.float() / next(iter(totals.values())) for name, metric in logged.items()}
         if batch.is_counted:
             return loss, parts
         return loss * 0.0, dict.fromkeys(parts, torch.zeros_like(loss.detach()))
@@ -365,7 +365,7 @@ class Trainer:
             "seconds": state.seconds,
         }
         for name, total in sums.terms.items():
-            record[name.removeprefix(MEAN) if name.startswith(MEAN) else f"{name}_loss"] = total / sums.steps
+            record[name] = total / sums.steps
         self.events.log(record)
         state.sums = RunningSums()
         self._work_seconds, self._work_tokens = 0.0, 0
