@@ -106,7 +106,7 @@ def test_help_has_at_most_60_lines_of_80_columns_and_shows_three_examples(page: 
     assert len(lines) <= LINES, f"{page.command}: {len(lines)} lines"
     assert max(map(len, lines)) <= COLUMNS
     shown = [line.strip() for line in lines if line.startswith("  tformer ")]
-    few = page.has_rare_entries
+    few = any(entry.rare for entry in page.entries)
     assert shown == list(page.examples[: COMMON_EXAMPLES if few else None]), (
         "an example stands on one line, to be copied"
     )

@@ -81,13 +81,9 @@ class Page:
     rules: Sequence[str] = ()
     rare_topics: str = ""
 
-    @property
-    def has_rare_entries(self) -> bool:
-        return any(entry.rare for entry in self.entries)
-
     def lines(self, width: int, *, everything: bool) -> Iterator[str]:
         """The text, wrapped. A command without rare options shows everything at once."""
-        everything = everything or not self.has_rare_entries
+        everything = everything or not any(entry.rare for entry in self.entries)
         summary, *details = self.about
         yield from _wrapped(f"Usage: {self.command} {self.arguments}", width)
         yield from ("", *_wrapped(summary, width))

@@ -58,19 +58,16 @@ def raise_problems(problems: Sequence[Problem], where: Callable[[KeyPath], str])
 
 def unusable_values(data: Any, path: KeyPath = ()) -> Iterator[Problem]:
     """Values that no key accepts: numbers outside `tformer.support.bounds`, text that is no Unicode."""
+    name = path[-1] if path else ""
     if isinstance(data, dict | list):
         for key, item in data.items() if isinstance(data, dict) else enumerate(data):
             yield from unusable_values(item, (*path, str(key)))
-    elif expected := expected_of(data, _facts_of_key(path[-1] if path else "")):
+    elif expected := expected_of(data, (SEED,) if name == "seed" else SETTINGS.get(name, ())):
         huge = isinstance(data, int) and abs(data) >= 10**20
         found = f"a number of {len(str(abs(data)))} digits" if huge else data
         yield Problem(path, f"found {found}, expected {expected}")
     elif isinstance(data, str) and any("\ud800" <= character <= "\udfff" for character in data):
         yield Problem(path, f"found {describe(data)}, expected Unicode text")
-
-
-def _facts_of_key(name: str) -> tuple[Any, ...]:
-    return (SEED,) if name == "seed" else SETTINGS.get(name, ())
 
 
 def problems_of(error: ValidationError, data: dict[str, Any]) -> list[Problem]:

@@ -155,10 +155,6 @@ def logger_names(given: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def _is_installed(name: str) -> bool:
-    return importlib.util.find_spec(LOGGERS[name].package) is not None
-
-
 class Loggers:
     """The open loggers of a run. A logger that fails gets no further calls, and one note says so."""
 
@@ -172,7 +168,7 @@ class Loggers:
             return
         states = self._stored(run.path / LOGGERS_FILE) if run.first_step else {}
         for name in dict.fromkeys([*names, *(name for name in states if name in LOGGERS)]):
-            if not _is_installed(name):
+            if importlib.util.find_spec(LOGGERS[name].package) is None:
                 note(f"{name} is not installed: this run's log there ends (pip install 'tformer[{name}]')")
                 continue
             try:

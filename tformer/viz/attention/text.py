@@ -43,7 +43,7 @@ def as_json(scene: Scene, view: View) -> str:
         if view == "summary":
             rows, divergences = summarize(attention)
             found["heads"] = [asdict(row) for row in rows]
-            found["divergence"] = _numbers(divergences.between_NN)
+            found["divergence"] = rounded(divergences.between_NN)
             found["divergence_queries"] = divergences.rows
         elif view == "rollout":
             [matrix] = scene.matrices(attention, view)
@@ -74,7 +74,7 @@ def _side(side: TokenSequence) -> dict[str, Any]:
 
 def _rows_of(matrix_TS: np.ndarray, seen_TS: np.ndarray) -> Sequence[Sequence[float | None]]:
     """Rows of numbers; None where `seen_TS` is False."""
-    values = _numbers(matrix_TS)
+    values = rounded(matrix_TS)
     if seen_TS.all():
         return values
     return [
@@ -83,7 +83,8 @@ def _rows_of(matrix_TS: np.ndarray, seen_TS: np.ndarray) -> Sequence[Sequence[fl
     ]
 
 
-def _numbers(values: np.ndarray) -> list[list[float]]:
+def rounded(values: np.ndarray) -> Any:
+    """The numbers of an array for JSON: lists of fp64 with nine decimals."""
     return np.round(values.astype(np.float64), DECIMALS).tolist()
 
 

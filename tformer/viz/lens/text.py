@@ -11,9 +11,9 @@ from tformer.inside.lens import MEASURES, Lens, LensReport
 from tformer.support.errors import visible
 from tformer.support.formatting import TOKEN_SIGNS, aligned, fitted
 from tformer.viz.attention.scene import run_name
+from tformer.viz.attention.text import rounded
 from tformer.viz.plots import Heat, Plot
 
-DECIMALS = 9
 SHOWN_WORDS, SHOWN_PARTS, SHOWN_LABELS = 5, 14, 12
 WORD_LENGTH = 12
 DIVERGENCE = "KL(model's answer ‖ answer after the layer)"
@@ -25,7 +25,7 @@ def document_of(report: LensReport) -> dict[str, Any]:
     parts: Any = {"reason": report.without_parts}
     if report.parts is not None:
         names = [part.name for part in report.parts.parts]
-        values, logits = _numbers(report.parts.values), _numbers(report.parts.logits)
+        values, logits = rounded(report.parts.values), rounded(report.parts.logits)
         parts = {"against": report.against, "names": names, "values": values, "logits": logits}
     document: dict[str, Any] = {
         "model": report.model,
@@ -39,21 +39,17 @@ def document_of(report: LensReport) -> dict[str, Any]:
         "targets": report.targets,
         **_measures(report.lens),
         "top": report.top.tolist(),
-        "top_probabilities": _numbers(report.lens.top_probabilities),
+        "top_probabilities": rounded(report.lens.top_probabilities),
         "parts": parts,
     }
     if report.tuned_kl is not None:
         document["logit_lens"] = _measures(report.logit_lens)
-        document["held_out_kl"] = dict(zip(("logit", "tuned"), _numbers(report.tuned_kl), strict=True))
+        document["held_out_kl"] = dict(zip(("logit", "tuned"), rounded(report.tuned_kl), strict=True))
     return document
 
 
 def _measures(lens: Lens) -> dict[str, Any]:
-    return {name: _numbers(getattr(lens, name)) for name in MEASURES}
-
-
-def _numbers(values: np.ndarray) -> Any:
-    return np.round(values.astype(np.float64), DECIMALS).tolist()
+    return {name: rounded(getattr(lens, name)) for name in MEASURES}
 
 
 def table_of(report: LensReport, view: str) -> list[tuple[Any, ...]]:
