@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tests.checkpoint.conftest import save
 from tests.decoding.uncached import uncached_generate
+from tests.quick import first_is_quick
 from tests.training.pair_makers import records, weights_of
 from tests.training.test_training_resume import train, write_recipe
 from tformer.build import build_model
@@ -122,7 +123,7 @@ def test_performer_remembers_sums_of_one_size() -> None:
 # Training and checkpoints
 
 
-@pytest.mark.parametrize("changes", [{}, {"ema_decay": 0.9}, {"precision": "bf16", "activation_checkpointing": True}])
+@first_is_quick("changes", [{"ema_decay": 0.9}, {}, {"precision": "bf16", "activation_checkpointing": True}])
 def test_a_run_with_redrawn_features_resumes_to_the_bit(changes: Any, tmp_path: Path, text_file: Path) -> None:
     decoder = {"attention": {"kind": "performer", "features": 8, "redraw_steps": 3}, "attention_dropout": 0.0}
     recipe = write_recipe(tmp_path, text_file, {"model": {"decoder": decoder}, "training": changes})

@@ -32,8 +32,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
                      feedforward={"d_ff": 24, "gated": True, "activation": "silu"}),
     "bert": {**encoder(norm={"place": "post"}, final_norm=False, positions={"kind": "learned"}),
              "embedding": {"token_types": 2, "norm": True, "size": 8}},
-    "t5": encoder(positions={"kind": "t5_bias"}) | decoder(positions={"kind": "t5_bias"}, value_dim=5),
-    "bart": {**encoder(positions={"kind": "sinusoidal"}), **decoder(num_heads=2),
+    "t5": encoder(positions={"kind": "t5_bias"}, num_layers=1)
+    | decoder(positions={"kind": "t5_bias"}, value_dim=5, num_layers=1),
+    "bart": {**encoder(positions={"kind": "sinusoidal"}, num_layers=1), **decoder(num_heads=2),
              "embedding": {"scale": True}, "tie": {"source_target": True, "output": True}},
     "vit": {**encoder(), "patches": {"image_size": 8, "size": 4, "channels": 2, "cls": True},
             "heads": [{"kind": "classifier", "num_labels": 3}]},

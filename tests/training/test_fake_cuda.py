@@ -75,7 +75,7 @@ def fused_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimizers, "FUSED_DEVICES", supported)
 
 
-@first_is_quick(("preset", "precision"), EACH_PRECISION, quick=2)
+@first_is_quick(("preset", "precision"), EACH_PRECISION)
 def test_a_training_step_neither_mixes_devices_nor_waits(
     preset: str, precision: str, counted_before: Callable[[Stepper, Batch], None]
 ) -> None:
@@ -96,7 +96,7 @@ def test_a_training_step_neither_mixes_devices_nor_waits(
     assert all(slot.device.type == "meta" for slot in slots.values())
 
 
-@first_is_quick("preset", PRESETS, quick=3)
+@first_is_quick("preset", PRESETS)
 def test_evaluation_and_decoding_stay_on_a_gpu(preset: str) -> None:
     """The loss of a batch without gradients, and of models with a decoder a prompt and one further token."""
     recipe = small_recipe(preset, dropout=True)

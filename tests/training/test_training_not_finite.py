@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.quick import first_is_quick
 from tformer.training.loop import Trainer
 
 Cli = Callable[..., Any]
@@ -58,7 +59,7 @@ def test_three_losses_in_a_row_that_are_nan_end_the_training_with_4_and_the_chec
     assert resumed == whole
 
 
-@pytest.mark.parametrize(
+@first_is_quick(
     "error",
     [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(),
      RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")],

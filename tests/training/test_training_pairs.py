@@ -181,7 +181,9 @@ def test_span_corruption_needs_sentinels(cli: Cli, recipe: Path, tmp_path: Path)
     assert outcome.code == 2 and "sentinels" in outcome.err
 
 
+@pytest.mark.slow
 def test_the_default_without_data_reads_dates(cli: Cli) -> None:
+    """The quick twin is `end_to_end/test_e2e_default_paths.py::test_a_default_path_of_each_task_trains`."""
     outcome = cli("train", "--arch", "transformer", "--dry-run")
     assert outcome.code == 0, outcome.err
     assert "learning to read dates" in outcome.err and "18,000 training pairs" in outcome.err.replace("\n", " ")
