@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.fakes import ByteTokenizer, FakeSpecial, Tokenized, entries, ids_of, leftovers, open_one, pipe
+from tests.quick import first_is_quick
 from tformer.data.shards import token_files
 from tformer.data.shards.corpus import token_corpus
 from tformer.data.shards.token_files import HEADER_BYTES, DamagedShardError, ShardHeader, token_dtype
@@ -406,7 +407,7 @@ def test_writers_at_the_same_time_agree(rows: Path, tmp_path: Path, tokenized: T
     assert len(entries(cache)) == 1 and not leftovers(cache)
 
 
-@pytest.mark.parametrize("kind", ["lines", "one line in gzip"])
+@first_is_quick("kind", ["lines", "one line in gzip"])
 def test_memory_does_not_grow_with_the_text(tmp_path: Path, kind: str) -> None:
     """60 MB of text raise the resident size by well under 200 MB: lines, and one endless line highly compressed."""
     path = tmp_path / ("big.txt.gz" if kind.endswith("gzip") else "big.txt")

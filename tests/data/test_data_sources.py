@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.fakes import Documents, Spec, open_one, pipe, read_documents, refusal, write
+from tformer.data.sources import builtin
 from tformer.data.sources import files as text_module
 from tformer.data.sources import parquet as parquet_module
 from tformer.data.sources.files import PIECE_BYTES, decode_text, end_last
@@ -252,18 +253,33 @@ def test_fifo_is_read_like_standard_input(tmp_path: Path) -> None:
     assert read_documents(source) == read_documents(source) == ["through the pipe\n"]
 
 
-def test_builtin_sources_hold_pythons_own_text() -> None:
+def test_built_in_text_has_a_document_for_each_module_and_topic(monkeypatch: pytest.MonkeyPatch) -> None:
     (docs,) = open_sources([])
     assert docs.name == "builtin:python-docs"
+    [textwrap] = [path for path in builtin.stdlib_files() if path.name == "textwrap.py"]
+    monkeypatch.setattr(builtin, "stdlib_files", lambda: (textwrap,))
+    texts = builtin.python_docs.__wrapped__()
+    assert any(text.startswith("Module textwrap\n") and "def wrap(" in text for text in texts)
+    assert any(text.startswith('The "yield" statement') for text in texts)
+
+
+@pytest.mark.slow
+def test_built_in_text_is_pythons_documentation() -> None:
+    """Its quick twin is `test_built_in_text_has_a_document_for_each_module_and_topic`."""
+    (docs,) = open_sources([])
     texts = read_documents(docs)
     assert sum(map(len, texts)) > 500_000
     assert any(text.startswith("Module textwrap\n") and "def wrap(" in text for text in texts)
     assert any(text.startswith('The "yield" statement') for text in texts)
+    assert docs.fingerprint() == open_sources([])[0].fingerprint()
+
+
+def test_built_in_code_is_pythons_library() -> None:
     stdlib = open_one("builtin:python-stdlib")
     sources = read_documents(stdlib)
     assert sum(map(len, sources)) > 3_000_000
     assert sum("def wrap(" in text and "class TextWrapper" in text for text in sources) == 1
-    assert docs.fingerprint() == open_sources([])[0].fingerprint() != stdlib.fingerprint()
+    assert stdlib.fingerprint() != open_sources([])[0].fingerprint()
 
 
 def test_unknown_builtin_suggests_the_nearest() -> None:

@@ -279,7 +279,7 @@ def test_learned_positions_that_were_never_trained_warn_when_they_are_read(
         assert warns("generate", run, "--prompt", "abcd", "--max-new-tokens", 14, *beam) == (kind == "learned")
 
 
-@pytest.mark.parametrize("how", [[], ["--beam-size", 2], ["--devices", 2]], ids=str)
+@first_is_quick("how", [[], ["--beam-size", 2], ["--devices", 2]], quick=2, ids=str)
 def test_each_prompt_of_a_file_or_a_table_counts(
     how: list[object], cli: Cli, random_run: MakeRun, tmp_path: Path
 ) -> None:

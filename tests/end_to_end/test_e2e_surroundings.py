@@ -21,6 +21,7 @@ from typing import NoReturn
 import pytest
 
 from tests.conftest import TINY_RECIPE, Outcome
+from tests.quick import first_is_quick
 
 BYTES = "r\udcff"  # a file's name with the byte 0xff, as Python holds it
 ROOT = Path(__file__).parents[2]
@@ -213,7 +214,7 @@ def start(words: list[str], cwd: Path, *options: str, **environment: str) -> sub
     )
 
 
-@pytest.mark.parametrize("locale", ["C", "POSIX"])
+@first_is_quick("locale", ["C", "POSIX"])
 def test_a_locale_of_ascii_without_utf8_mode_reads_and_writes_names_beyond_ascii(home: Path, locale: str) -> None:
     (home / "é.txt").write_text("zwölf Boxkämpfer jagen Viktor\n" * 30, encoding="utf-8")
     words = ["train-tokenizer", "é.txt", "--model", "char", "--out", "ü.json", "--json"]
@@ -338,7 +339,7 @@ def test_the_umask_is_honoured_by_every_file_of_a_run(command: Command, home: Pa
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spare", [0, 1 << 20, 16 << 20])
+@first_is_quick("spare", [0, 1 << 20, 16 << 20])
 def test_no_memory_left_is_one_line_and_exit_5(command: Command, home: Path, spare: int) -> None:
     def prepare() -> None:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

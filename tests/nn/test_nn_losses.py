@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.quick import first_is_quick
 from tformer.nn import losses
 from tformer.nn.classification_heads import HeadContext
 from tformer.nn.heads import MaskedLmHeadOptions, ModelOutput, counted_places
@@ -223,7 +224,7 @@ def loss_and_gradients(dtype: torch.dtype, *, compiled: bool, **options: Any) ->
 
 
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@first_is_quick("dtype", [torch.float32, torch.bfloat16])
 def test_compiled_loss_and_gradients_are_those_of_eager(dtype: torch.dtype) -> None:
     for options in ({}, {"label_smoothing": 0.1, "softcap": 5.0}):
         eager, gradients = loss_and_gradients(dtype, compiled=False, **options)

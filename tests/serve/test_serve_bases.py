@@ -17,6 +17,7 @@ import yaml
 from torch import Tensor
 
 import tformer
+from tests.quick import first_is_quick
 from tests.random_runs import random_run
 from tests.serve.conftest import GPT, LABELS, LETTERS, MASKED, PAIRS, served, silence
 from tformer.build import add_adapters, build_model
@@ -129,11 +130,14 @@ def assert_equal_logits(run: Loaded, direct: Loaded) -> None:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("precision", "quantize", "off"),
-    [("fp32", "none", 1e-5), ("bf16", "none", 0.05), ("fp32", "int8", 0.1), ("fp32", "int4", 0.5)],
+FORMATS = [("fp32", "none", 1e-5), ("bf16", "none", 0.05), ("fp32", "int8", 0.1), ("fp32", "int4", 0.5)]
+
+
+@first_is_quick(
+    ("precision", "quantize", "off", "serves_base"),
+    [*((*each, True) for each in FORMATS), *((*each, False) for each in FORMATS)],
+    quick=len(FORMATS),
 )
-@pytest.mark.parametrize("serves_base", [True, False])
 def test_adapters_and_their_base_take_the_memory_of_one(
     tmp_path: Path, precision: str, quantize: str, off: float, serves_base: bool
 ) -> None:
@@ -187,13 +191,13 @@ def test_models_that_share_make_room_for_another_one(tmp_path: Path) -> None:
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 LORA: list[dict[str, Any]] = [
-    {}, {"targets": ["q", "v"], "alpha": 3.0}, {"rslora": True}, {"train": ["final_norm.*"]},
-    {"train": ["embedding.*"]}, {"train": ["heads.lm.*"]}, {"train": ["feedforward.up.*"]}, {"average": 2.0},
-    {"weights": "int8"}, {"weights": "bf16"}, {"weights": "int4"},
+    {}, {"train": ["embedding.*"]}, {"average": 2.0}, {"weights": "int8"}, {"targets": ["q", "v"], "alpha": 3.0},
+    {"rslora": True}, {"train": ["final_norm.*"]}, {"train": ["heads.lm.*"]}, {"train": ["feedforward.up.*"]},
+    {"weights": "bf16"}, {"weights": "int4"},
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("options", LORA)
+@first_is_quick("options", LORA, quick=4)
 def test_texts_and_logits_are_those_of_generate(tmp_path: Path, options: dict[str, Any]) -> None:
     if options.get("weights") == "int4" and find() is None:
         pytest.skip("no C kernels")

@@ -68,7 +68,9 @@ def test_a_killed_child_has_the_signals_number(tmp_path: Path, monkeypatch: pyte
     assert run_child([], tmp_path / "log", never).code == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_the_last_error_of_a_real_command_is_told(tmp_path: Path) -> None:
+    """Its quick twin is `test_output_and_talk_are_told_apart`."""
     ended = run_child(["config", "show", "gpt/nothing"], tmp_path / "log", never)
     assert (ended.code, ended.out) == (2, "") and f"error: {ended.error}\n" in (tmp_path / "log").read_text()
 
