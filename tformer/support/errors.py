@@ -99,11 +99,14 @@ def require_package(name: str, *, extra: str, user: str) -> None:
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """A hint that names the nearest choice, and all of them when they are few."""
     known = sorted(choices)
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     listing = ", ".join(known) if len(known) <= 24 else ", ".join(known[:24]) + ", ..."
-    if near:
-        return f"did you mean '{near[0]}'? (known: {listing})"
-    return f"known: {listing}"
+    near = nearest(word, known)
+    return f"known: {listing}" if near is None else f"did you mean '{near}'? (known: {listing})"
+
+
+def nearest(word: str, choices: Iterable[str]) -> str | None:
+    """The choice that is spelled most like a word; None: no one is."""
+    return next(iter(difflib.get_close_matches(word, sorted(choices), n=1, cutoff=0.5)), None)
 
 
 def cannot_write(

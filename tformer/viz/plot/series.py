@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tformer.support.errors import InputError, did_you_mean
+from tformer.support.errors import InputError, nearest
 from tformer.support.formatting import finite_number, unique_names
 from tformer.viz.plots import PALETTE, Numbers
 
@@ -237,11 +237,11 @@ def choose_metrics(runs: Sequence[PlottedRun], asked: Sequence[str]) -> Choices:
             chosen.setdefault(metric, {})[split] = None
         else:
             known = [*offered, *(f"{split}.{metric}" for metric, splits in offered.items() for split in splits)]
-            guess = did_you_mean(word, known)
+            guess = nearest(word, known)
             raise InputError(
                 f"--metric {word}: {'no run has it' if len(runs) > 1 else f'{runs[0].name} has no such metric'}, "
                 f"expected one of {', '.join(offered)}, or {ALL}",
-                hint=guess.partition(" (known")[0] if guess.startswith("did you mean") else None,
+                hint=None if guess is None else f"did you mean '{guess}'?",
             )
     return {metric: tuple(splits) for metric, splits in chosen.items()}
 
