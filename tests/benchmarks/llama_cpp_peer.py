@@ -22,7 +22,7 @@ from tests.benchmarks.memory import PeakMemory
 from tformer.bench.workloads import SEED, Contender
 from tformer.bench.workloads.train import random_ids
 from tformer.build import build_model
-from tformer.interop.to_gguf import write_gguf
+from tformer.interop.to_gguf import planned, write_gguf
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
 
@@ -144,7 +144,9 @@ def export(folder: Path, recipe: Recipe, *, precision: str) -> Path:
     """Write the model as a GGUF file and return its path. Raises InputError for what has no counterpart there."""
     torch.manual_seed(SEED)
     full, file = folder / "full.gguf", folder / "model.gguf"
-    write_gguf(full, recipe.model, build_model(recipe.model).state_dict(), family=recipe.arch)
+    choice, vocabulary = planned(recipe.model, family=recipe.arch)
+    weights = build_model(recipe.model).state_dict()
+    write_gguf(full, choice, recipe.model, weights, dtype="fp32", vocabulary=vocabulary)
     llama_cpp = library()
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = getattr(llama_cpp, FILE_TYPES[precision])

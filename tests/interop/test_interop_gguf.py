@@ -13,7 +13,7 @@ import torch
 from tests.interop.exports import GPT, random_weights
 from tformer.build import build_model
 from tformer.interop.exporting import Tokenizers
-from tformer.interop.to_gguf import write_gguf
+from tformer.interop.to_gguf import planned, write_gguf
 from tformer.recipe.load import recipe_from_yaml
 from tformer.recipe.recipe import Recipe
 from tformer.support.errors import InputError
@@ -56,7 +56,8 @@ MODELS = {
 def written(path: Path, values: dict[str, Any]) -> tuple[Recipe, dict[str, torch.Tensor]]:
     recipe = recipe_from_yaml(json.dumps(values), name="test")
     weights = random_weights(values, Tokenizers(None, None))
-    write_gguf(path, recipe.model, weights, family=recipe.arch)
+    choice, vocabulary = planned(recipe.model, family=recipe.arch)
+    write_gguf(path, choice, recipe.model, weights, dtype="fp32", vocabulary=vocabulary)
     return recipe, weights
 
 

@@ -90,7 +90,7 @@ def export_gguf(
     with files.storage_errors(target):
         files.make_folders(target.absolute().parent)
         with files.replacing(target) as temporary:
-            shapes, notes = _write(
+            shapes, notes = write_gguf(
                 temporary, choice, model, weights, dtype=dtype, vocabulary=vocabulary, template=template, work=work
             )
             files.sync_file(temporary)
@@ -160,20 +160,6 @@ def refusal(model: Model, **options: Any) -> str | None:
     return None
 
 
-def write_gguf(path: Path, model: Model, weights: Mapping[str, Tensor], *, family: str) -> None:
-    """Write a model without a vocabulary in fp32. It needs the package `gguf`.
-
-    Args:
-        model: resolved: the vocabulary has a size.
-        weights: tformer's tensors (`state_dict`).
-        family: the recipe's `arch`.
-
-    Raises InputError for a model that llama.cpp does not compute equally.
-    """
-    choice, vocabulary = planned(model, family=family)
-    _write(path, choice, model, weights, dtype="fp32", vocabulary=vocabulary)
-
-
 def _form_of(choice: ExportTarget) -> Gguf:
     """The form of the class in a GGUF file. InputError for what llama.cpp does not compute equally."""
     form, class_name = choice.architecture.gguf, choice.class_name
@@ -189,7 +175,7 @@ def _form_of(choice: ExportTarget) -> Gguf:
     return form
 
 
-def _write(
+def write_gguf(
     path: Path,
     choice: ExportTarget,
     model: Model,
