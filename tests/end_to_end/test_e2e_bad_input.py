@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,11 +56,18 @@ def train(refused: Callable[..., str], tiny_recipe: Path, tmp_path: Path) -> Cal
     return lambda *arguments: refused(2, "train", "--config", tiny_recipe, "--out", tmp_path / "run", *arguments)
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The place of the run that the first test has trained, beside its text."""
+    return tmp_path_factory.mktemp("trained") / "run"
+
+
 @pytest.fixture
-def finished_run(cli: Cli, tmp_path: Path, tiny_recipe: Path, text_file: Path) -> Path:
-    run = tmp_path / "finished"
-    assert cli("train", "--config", tiny_recipe, "--data", text_file, "--out", run).code == 0
-    return run
+def finished_run(cli: Cli, tmp_path: Path, tiny_recipe: Path, text_file: Path, trained: Path) -> Path:
+    if not trained.exists():
+        text = shutil.copy(text_file, trained.with_name("text.txt"))
+        assert cli("train", "--config", tiny_recipe, "--data", text, "--out", trained).code == 0
+    return Path(shutil.copytree(trained, tmp_path / "finished", symlinks=True))
 
 
 def newest_checkpoint(run: Path) -> Path:

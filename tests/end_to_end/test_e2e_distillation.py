@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,14 @@ def labelled(encoder_run: Callable[[str], Path], tmp_path: Path) -> Callable[...
     return flags
 
 
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The place of the teacher that the first test has trained."""
+    return tmp_path_factory.mktemp("teacher") / "teacher"
+
+
 @pytest.fixture
-def pairs(tmp_path: Path, cli: Cli) -> tuple[object, ...]:
+def pairs(tmp_path: Path, cli: Cli, teacher: Path) -> tuple[object, ...]:
     """Flags of a run of pairs; `tmp_path / "teacher"` is one that has been trained so."""
     texts = english(60)
     (tmp_path / "a.en").write_text("\n".join(texts) + "\n")
@@ -44,7 +51,9 @@ def pairs(tmp_path: Path, cli: Cli) -> tuple[object, ...]:
     (tmp_path / "pairs.yaml").write_text(RECIPE)
     flags = ("train", "--config", tmp_path / "pairs.yaml", "--source", tmp_path / "a.en", "--target",
              tmp_path / "a.de", *STEPS)  # fmt: skip
-    assert cli(*flags, "--out", tmp_path / "teacher", "--max-steps", 40).code == 0
+    if not teacher.exists():
+        assert cli(*flags, "--out", teacher, "--max-steps", 40).code == 0
+    shutil.copytree(teacher, tmp_path / "teacher", symlinks=True)
     return flags
 
 

@@ -63,15 +63,15 @@ def weights(run: Path) -> Any:
 def test_it_equals_the_same_folds_trained_one_by_one(
     cross_validate: Callable[..., Any], cli: Cli, recipe: Path, table: Path, tmp_path: Path
 ) -> None:
-    found = cross_validate(table, folds=3)
-    for fold in (1, 2, 3):
+    found = cross_validate(table)
+    for fold in (1, 2):
         alone = tmp_path / f"alone-{fold}"
-        flags = ("--set", "data.folds=3", "--set", f"data.fold={fold}")
+        flags = ("--set", "data.folds=2", "--set", f"data.fold={fold}")
         assert cli("train", "--config", recipe, "--data", table, *flags, "--out", alone).code == 0
         first, second = weights(found.runs[fold - 1]), weights(alone)
         assert first.keys() == second.keys() and all(first[name].equal(second[name]) for name in first)
         report = json.loads(cli("evaluate", alone, "--json").out)
-        assert f"fold {fold} of 3" in report["data"]
+        assert f"fold {fold} of 2" in report["data"]
         own = found.folds[fold - 1]
         assert own == {name: report[name] for name in own} and "accuracy" in own
         assert tformer.load(alone).tokenizer.to_json() == tformer.load(found.runs[fold - 1]).tokenizer.to_json()  # type: ignore[union-attr]
