@@ -55,6 +55,15 @@ def test_costs_alone_without_evaluation(cli: Cli, deep_run: Path, tmp_path: Path
     assert outcome.code == 0 and "loss" not in outcome.err and "parameters" in outcome.err
 
 
+@pytest.mark.parametrize("given", [("--data", "x.txt"), ("--max-examples", "3"), ("--batch-size", "2")])
+def test_options_of_data_that_nothing_reads_are_refused(cli: Cli, given: tuple[str, str]) -> None:
+    outcome = cli("prune", "run", "--rate", 0.5, "--no-evaluate", *given, "--out", "new")
+    assert outcome.code == 2
+    assert outcome.err == f"error: --no-evaluate and {given[0]} exclude each other\nhint: nothing is measured on data\n"
+    needed = cli("prune", "run", "--drop-heads", 1, "--no-evaluate", *given, "--out", "new")  # measures the heads
+    assert "exclude each other" not in needed.err
+
+
 def test_report_names_layers_heads_and_notes() -> None:
     from tformer.workflows.prune.heads import HeadChoice, LayerHeads
     from tformer.workflows.prune.layers import LayerChoice

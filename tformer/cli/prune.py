@@ -13,7 +13,7 @@ from tformer.evaluation.options import EvaluationDataOptions
 from tformer.support.bounds import Positive
 from tformer.support.errors import InputError
 from tformer.support.options import DATA, Checkpoint, Device, Json, NewFolder, Panel, Precision, Run
-from tformer.support.rules import Checked, required
+from tformer.support.rules import Checked, exclude, required
 from tformer.workflows.prune.plan import PrunePlan
 
 if TYPE_CHECKING:
@@ -61,6 +61,10 @@ EPILOG = examples(
 )
 
 
+UNREAD = exclude("--no-evaluate", (EvaluationDataOptions, "--max-examples"), hint="nothing is measured on data")
+"""A rule of plans that choose without data."""
+
+
 @dataclass(frozen=True)
 class PruneOptions(Checked):
     """The options of `tformer prune`."""
@@ -86,6 +90,8 @@ class PruneOptions(Checked):
         super().check()
         self.data.check()
         self.plan.check()
+        if not self.plan.needs_data and (fault := UNREAD.fault(self)) is not None:
+            raise InputError(fault, hint=UNREAD.hint)
 
 
 @takes_options
