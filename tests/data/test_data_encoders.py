@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.data.fakes import ByteTokenizer, entries, ids_of, leftovers, open_one, refusal
+from tests.quick import first_is_quick
 from tformer.data.shards import corpus, encoders, entry_writer, token_files
 from tformer.data.shards.caches import clean_caches
 from tformer.data.shards.corpus import token_corpus
@@ -155,7 +156,7 @@ def test_a_killed_worker_is_one_error_and_the_next_command_goes_on(
     assert contents(tmp_path / "cache") == contents(tmp_path / "other") and not leftovers(tmp_path / "cache")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@first_is_quick("workers", [2, 1])
 def test_after_a_kill_only_what_has_no_record_is_encoded_again(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:

@@ -113,7 +113,7 @@ def program(*words: str, before: str = "", cwd: Path) -> Any:
     return type("Outcome", (), {"code": found.returncode, "out": found.stdout, "err": found.stderr})
 
 
-@pytest.mark.parametrize("words", [("generate", "x"), ("train", "--arch", "gpt"), ("doctor", "--no-speed")])
+@first_is_quick("words", [("generate", "x"), ("train", "--arch", "gpt"), ("doctor", "--no-speed")])
 def test_a_removed_working_folder_is_one_line_before_torch_is_loaded(words: tuple[str, ...], tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()

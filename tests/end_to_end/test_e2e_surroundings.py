@@ -329,7 +329,7 @@ def test_home_and_temporary_folder_may_be_missing(command: Command, home: Path) 
         assert ended.code == 0, ended.err
 
 
-@pytest.mark.parametrize("mask", [0o077, 0o000])
+@first_is_quick("mask", [0o077, 0o000])
 def test_the_umask_is_honoured_by_every_file_of_a_run(command: Command, home: Path, mask: int) -> None:
     assert command(*TRAIN, "--out", "run", prepare=lambda: os.umask(mask)).code == 0
     for path in (home / "run").rglob("*"):
