@@ -63,7 +63,7 @@ def encoder_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[
             return ["--data", write_table(table, ("label", "text_a", "text_b"), pairs(120))]
         if kind == "multi":
             return ["--data", write_table(table, ("labels", "text"), many(400)), "--objective", "multi_label",
-                    "--max-steps", 250, "--lr", 0.03]  # fmt: skip
+                    "--max-steps", 600, "--lr", 0.03]  # fmt: skip
         if kind == "score":
             rows: list[tuple[object, ...]] = [(1 + 2 * (label == "tool"), text) for label, text in singles]
             return ["--data", write_table(table, ("score", "text"), rows), "--objective", "regression"]
