@@ -171,7 +171,7 @@ once."""
 def require_bounded(
     cases: Callable[..., dict[str, list[str]]], models: dict[str, str], folder: Path, megabytes: int
 ) -> None:
-    """Measure the commands with short lines and with one of so many megabytes, in one process."""
+    """Measure the commands in one process: with short lines, and with one line of `megabytes`."""
     commands: dict[tuple[str, int], list[str]] = {}
     for size in (0, megabytes):
         (folder / str(size)).mkdir()

@@ -1,4 +1,4 @@
-"""The class that answers with a loaded model."""
+"""The class that answers with a loaded model, apart from the table of tasks, whose import takes longer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The words of a text, their tokens with labels, and what a loaded model says of them: tags, spans and metrics.
 
 A piece belongs to the first word that ends behind the piece's first character, as `word_ids` of transformers has it:
-where a space has a piece of its own, it belongs to the word that follows.
+a space that is a piece of its own belongs to the next word.
 
 Tags of a sentence, of all its windows, are decoded by Viterbi over the transitions that their scheme allows, so that no
 entity is broken. A word without a token (the tokenizer may remove signs) counts as O.
