@@ -526,7 +526,8 @@ def test_a_failure_that_may_not_come_again_starts_the_workers_again(
     monkeypatch.setattr(launch, "_attempt", attempt)
     found: tuple[str, int, str | None] | None = None
     try:
-        launch.launch(2, job, forks=True, signals={}, max_restarts=2, note=notes.append, how_to_continue="go on with {}".format)
+        continuing = "go on with {}".format
+        launch.launch(2, job, forks=True, signals={}, max_restarts=2, note=notes.append, how_to_continue=continuing)
     except TformerError as raised:
         found = raised.message, raised.exit_code, raised.hint
     assert (found, seen, len(notes)) == (error, begun, len(begun) - 1)
